@@ -7,10 +7,12 @@ key ends the connection, never a prompt and never AutoAddPolicy (which Fabric se
 from __future__ import annotations
 
 import base64
+import contextlib
 import shlex
 import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -81,3 +83,266 @@ class Stream(Protocol):
 
     def close(self) -> None:
         """Close the channel: the script's stdin ends."""
+
+
+class SshHost:
+    """A Host over one Fabric connection, opened on first use and kept until close().
+
+    Commands go through sessions of Fabric's transport directly: Invoke's runner reads a command's stdin one
+    character at a time and starts three threads for every command.
+    """
+
+    def __init__(self, node: Node, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        self._node = node
+        self._connect_timeout_s = connect_timeout_s
+        self._connection: fabric.Connection | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def node(self) -> Node:
+        return self._node
+
+    def run(
+        self,
+        script: str,
+        *args: str,
+        sudo: bool = False,
+        stdin: bytes = b"",
+        expect: Sequence[int] = (0,),
+        timeout_s: float = COMMAND_TIMEOUT_S,
+    ) -> CommandResult:
+        channel = self._session()
+        command = quoted(script, *args)
+        try:
+            channel.exec_command(_as_sh(command, sudo=sudo and self._node.user != "root"))
+            result = _finish(channel, stdin, timeout_s)
+        except TimeoutError:
+            raise HostError(self._node.name, f"no end after {timeout_s:.0f} s: `{command[:70]}`") from None
+        except (OSError, EOFError, _ssh_exception()) as error:
+            raise ConnectError(
+                self._node.name, f"connection lost: {error or 'closed by the node'}"
+            ) from error
+        finally:
+            channel.close()
+        if result.exit_code == -1:
+            raise ConnectError(self._node.name, "connection lost while a command ran")
+        if result.exit_code not in expect:
+            raise CommandError(self._node.name, command, result.exit_code, result.output)
+        return result
+
+    def stream(self, script: str, *args: str) -> Stream:
+        channel = self._session()
+        channel.set_combine_stderr(True)
+        channel.exec_command(_as_sh(quoted(script, *args), sudo=False))
+        return _ChannelStream(channel)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> SshHost:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _session(self) -> paramiko.Channel:
+        import paramiko
+
+        with self._opening:
+            if self._connection is None or not self._connection.is_connected:
+                self._connection = _open(self._node, self._connect_timeout_s)
+            transport: paramiko.Transport = self._connection.transport
+        try:
+            return transport.open_session(timeout=self._connect_timeout_s)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise ConnectError(self._node.name, f"no new ssh session: {error}") from error
+
+
+def quoted(script: str, *args: str) -> str:
+    """The script with each `%s` replaced by one shell-quoted argument.
+
+    >>> quoted("cat %s", "a b")
+    "cat 'a b'"
+    """
+    return script % tuple(shlex.quote(arg) for arg in args) if args else script
+
+
+def _as_sh(command: str, *, sudo: bool) -> str:
+    # The login shell may be fish or speak the user's language: sh and the C locale are everywhere the same.
+    prefix = "sudo -n " if sudo else ""
+    return f"{prefix}env LC_ALL=C sh -c {shlex.quote(command)}"
+
+
+def _ssh_exception() -> type[Exception]:
+    import paramiko
+
+    return paramiko.SSHException
+
+
+def _open(node: Node, timeout_s: float) -> fabric.Connection:
+    """A connected Fabric connection whose host key is one of the node's pinned ones."""
+    import fabric
+    import paramiko
+
+    connection = fabric.Connection(
+        node.address,
+        user=node.user,
+        port=node.port,
+        config=_fabric_config(),
+        connect_timeout=timeout_s,
+        connect_kwargs={
+            "sock": _socket(node, timeout_s),
+            "key_filename": str(node.identity_file) if node.identity_file else None,
+            "look_for_keys": node.identity_file is None,
+            "allow_agent": node.identity_file is None,
+            "banner_timeout": timeout_s,
+            "auth_timeout": timeout_s,
+        },
+    )
+    connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
+    _pin_host_keys(connection.client, node)
+    try:
+        connection.open()
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        connection.close()
+        raise ConnectError(node.name, _why_no_connection(node, error)) from error
+    connection.transport.set_keepalive(5)
+    return connection
+
+
+def _fabric_config() -> fabric.Config:
+    """Fabric's defaults alone: neither the user's ~/.fabric.yaml nor ~/.ssh/config may change a run."""
+    import fabric
+
+    return fabric.Config(lazy=True, overrides={"load_ssh_configs": False})
+
+
+def _socket(node: Node, timeout_s: float) -> socket.socket:
+    """A TCP connection tuned for many small exchanges with a node that may vanish.
+
+    Without TCP_NODELAY a connection's first command waits about 40 ms for a delayed ACK. With
+    TCP_USER_TIMEOUT an unplugged node is noticed after 20 s, not after the kernel's quarter of an hour.
+    """
+    try:
+        sock = socket.create_connection((node.address, node.port), timeout=timeout_s)
+    except OSError as error:
+        raise ConnectError(node.name, _why_no_connection(node, error)) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
+    return sock
+
+
+def _pin_host_keys(client: paramiko.SSHClient, node: Node) -> None:
+    import paramiko
+
+    name = node.address if node.port == 22 else f"[{node.address}]:{node.port}"
+    for line in node.host_keys:
+        kind, encoded = line.split()[:2]
+        key = paramiko.PKey.from_type_string(kind, base64.b64decode(encoded))
+        client.get_host_keys().add(name, kind, key)
+
+
+def _why_no_connection(node: Node, error: BaseException) -> str:
+    """One line for the ways in which a connection fails, and what to do next."""
+    import paramiko
+
+    where = f"{node.user}@{node.address} port {node.port}"
+    if isinstance(error, paramiko.BadHostKeyException):
+        return (
+            f"its host key is not the one recorded for {node.address}: somebody answers in its place, "
+            "or it was made anew; if you made it anew, run `clusterctl up`"
+        )
+    if isinstance(error, paramiko.AuthenticationException):
+        return f"{where} refuses the key {node.identity_file or 'of the agent'}"
+    if isinstance(error, TimeoutError):
+        return f"{where} does not answer; is it up, and does its firewall let ssh in?"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{where} refuses connections: no sshd there; run `clusterctl up` to make it right"
+    return f"no ssh session with {where}: {error or type(error).__name__}"
+
+
+def _finish(channel: paramiko.Channel, stdin: bytes, timeout_s: float) -> CommandResult:
+    """Send stdin, collect both outputs, wait for the exit code. Raises TimeoutError."""
+    deadline = time.monotonic() + timeout_s
+    sender = threading.Thread(target=_send, args=(channel, stdin), daemon=True)
+    sender.start()
+    collected: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
+    reader = threading.Thread(target=_drain_stderr, args=(channel, collected["err"]), daemon=True)
+    reader.start()
+    _drain(channel, collected["out"], deadline)
+    if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
+        raise TimeoutError
+    reader.join(timeout=5)
+    out, err = (bytes(collected[name]).decode(errors="replace") for name in ("out", "err"))
+    return CommandResult(channel.exit_status, out, err)
+
+
+def _send(channel: paramiko.Channel, stdin: bytes) -> None:
+    # A command that does not read its stdin closes it early; its exit code tells what matters.
+    with contextlib.suppress(OSError):
+        if stdin:
+            channel.sendall(stdin)
+        channel.shutdown_write()
+
+
+def _drain(channel: paramiko.Channel, into: bytearray, deadline: float) -> None:
+    while True:
+        channel.settimeout(max(0.01, deadline - time.monotonic()))
+        chunk = channel.recv(65536)  # raises socket.timeout, which is TimeoutError
+        if not chunk:
+            return
+        into += chunk
+
+
+def _drain_stderr(channel: paramiko.Channel, into: bytearray) -> None:
+    with contextlib.suppress(OSError):
+        while chunk := channel.recv_stderr(65536):
+            into += chunk
+
+
+class _ChannelStream:
+    """Stream over one ssh channel with stderr merged into stdout."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+        self._buffer = bytearray()
+        self._ended = False
+
+    def readline(self, timeout_s: float) -> str | None:
+        while b"\n" not in self._buffer:
+            if self._ended:
+                return self._rest()
+            self._channel.settimeout(max(0.001, timeout_s))
+            try:
+                chunk = self._channel.recv(65536)
+            except TimeoutError:
+                return None
+            except OSError:
+                chunk = b""
+            self._ended = not chunk
+            self._buffer += chunk
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer = bytearray(rest)
+        return line.decode(errors="replace")
+
+    def _rest(self) -> str:
+        if not self._buffer:
+            raise EOFError
+        line, self._buffer = bytes(self._buffer), bytearray()
+        return line.decode(errors="replace")
+
+    def write(self, data: bytes) -> None:
+        self._channel.sendall(data)
+
+    def wait(self, timeout_s: float) -> int:
+        if not self._channel.status_event.wait(timeout_s):
+            return -1
+        return int(self._channel.exit_status)
+
+    def close(self) -> None:
+        self._channel.close()

@@ -16,7 +16,8 @@ class Node:
 
     `address` is where the operator reaches it, `mesh_address` where the other nodes do (the same
     unless the provider says otherwise). `host_keys` are the public host keys it must show
-    ("ssh-ed25519 AAAA..."), pinned before the first connection.
+    ("ssh-ed25519 AAAA..."), pinned before the first connection. `core_share` is the part of its cores
+    that the node may count on: 0.5 for each of two simulated nodes on the same cores.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Node:
     identity_file: Path | None = None
     host_keys: tuple[str, ...] = ()
     provider_id: str | None = None
+    core_share: float = 1.0
 
     @property
     def mesh_address(self) -> str:
