@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from provision.errors import ClusterctlError
-from provision.facts import NodeFacts, facts_script, parse_facts
+from provision.facts import NodeFacts, facts_script
 from provision.host import Host
 from provision.model import Cluster, Node
+from provision.state import FactText
 from provision.step import (
     Mode,
     Status,
@@ -48,6 +49,7 @@ class SiteResult:
 
     results: tuple[StepResult, ...] = ()
     facts: Mapping[str, NodeFacts] = field(default_factory=dict)
+    fact_texts: Mapping[str, FactText] = field(default_factory=dict)
 
     @property
     def failed(self) -> tuple[StepResult, ...]:
@@ -63,6 +65,7 @@ class Look:
     """What one exec saw of a host: its facts, and the answers to the probes of some steps."""
 
     facts: NodeFacts
+    text: FactText
     answers: Mapping[Step, str]
 
 
@@ -73,12 +76,12 @@ def look(host: Host, cluster: Cluster, steps: Sequence[Step] = ()) -> Look:
     before = time.time()
     text = host.run(script, sudo=True).stdout
     # The node read its clock somewhere between the question and the answer: the middle is nearest.
-    facts = parse_facts(text.partition("\n@@probe ")[0], (before + time.time()) / 2)
-    return Look(facts, dict(zip(steps, split_answers(host, text, len(steps)), strict=True)))
+    seen = FactText(text.partition("\n@@probe ")[0], (before + time.time()) / 2)
+    return Look(seen.parse(), seen, dict(zip(steps, split_answers(host, text, len(steps)), strict=True)))
 
 
 def gather(cluster: Cluster, hosts: Sequence[Host]) -> dict[str, NodeFacts | ClusterctlError]:
-    """Facts of every host at once."""
+    """Facts of every host at once, or why there are none."""
     return run_on_hosts(hosts, lambda host: look(host, cluster).facts)
 
 
@@ -99,7 +102,7 @@ def run_playbooks(
     site.first_look(playbooks, known)
     for playbook in playbooks:
         site.play(playbook)
-    return SiteResult(tuple(site.results), site.facts)
+    return SiteResult(tuple(site.results), site.facts, site.texts)
 
 
 class _Site:
@@ -111,6 +114,7 @@ class _Site:
         self._mode = mode
         self._watcher = watcher
         self.facts: dict[str, NodeFacts] = {}
+        self.texts: dict[str, FactText] = {}
         self.results: list[StepResult] = []
         self._answers: dict[str, Mapping[Step, str]] = {}
 
@@ -157,7 +161,7 @@ class _Site:
             if isinstance(seen, ClusterctlError):
                 self._fail(name, "facts", "gather", seen)
             else:
-                self.facts[name] = seen.facts
+                self.facts[name], self.texts[name] = seen.facts, seen.text
                 self._answers[name] = seen.answers
 
     def _converge(

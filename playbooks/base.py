@@ -1,0 +1,66 @@
+"""base: what every node needs before anything else: packages, limits, a right clock, the others' names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from provision.facts import NodeFacts
+from provision.model import Cluster, Node
+from provision.play import Facts, Playbook
+from provision.step import Step
+from provision.steps.checks import Verdict
+from provision.steps.files import Block, TextFile
+from provision.steps.packages import AptPackages
+
+# gloo and oneCCL tolerate seconds; files and logs of one run should still tell one story.
+CLOCK_LIMIT_S = 5.0
+
+# Debian and Ubuntu renamed the library when time_t became 64 bits wide (Debian 13, Ubuntu 24.04).
+_TCMALLOC_RENAMED = {"debian": 13.0, "ubuntu": 24.04}
+
+_LIMITS = """\
+# clusterctl: training opens many sockets and files, and pins memory for the network
+*  -  nofile   1048576
+*  -  memlock  unlimited
+"""
+
+
+def steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
+    mine = facts[node.name]
+    return (
+        packages(mine),
+        TextFile("/etc/security/limits.d/50-clusterctl.conf", _LIMITS),
+        Verdict("clock", clock_problem(mine), "set its clock (chrony or systemd-timesyncd)"),
+        hosts_block(cluster),
+    )
+
+
+def packages(facts: NodeFacts) -> Step:
+    """The packages of the node's distribution; a Verdict that names it when it is not a known one."""
+    if facts.os_id not in _TCMALLOC_RENAMED:
+        return Verdict(
+            "packages", f"distribution {facts.os_id!r} is not supported", "use Debian 12+ or Ubuntu 24.04+"
+        )
+    renamed = float(facts.os_version or 0) >= _TCMALLOC_RENAMED[facts.os_id]
+    tcmalloc = "libtcmalloc-minimal4t64" if renamed else "libtcmalloc-minimal4"
+    return AptPackages(("openssh-client", "python3", "python3-venv", tcmalloc))
+
+
+def clock_problem(facts: NodeFacts) -> str | None:
+    """How far the node's clock is from the operator's, when that is too far."""
+    offset_s = facts.clock_s - facts.gathered_s
+    if abs(offset_s) <= CLOCK_LIMIT_S:
+        return None
+    return f"its clock is {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} this machine's"
+
+
+def hosts_block(cluster: Cluster) -> Block:
+    """Every node's name in /etc/hosts, first, so that Debian's 127.0.1.1 line does not win.
+
+    torch.distributed and torchrun advertise the host's own name: where that is 127.0.1.1, gloo hangs.
+    """
+    lines = tuple(f"{node.mesh_address} {node.name}" for node in cluster.nodes)
+    return Block("/etc/hosts", cluster.name, lines, at_start=True)
+
+
+PLAYBOOK = Playbook("base", steps)

@@ -1,0 +1,149 @@
+"""training_env: the same locked stack at the same path on every node, built once.
+
+Where all nodes mount one folder it is built there before the playbooks run. Elsewhere the head builds it
+and copies it to the nodes that lack it, over the mesh. Then every node's installed versions are compared
+with what the stack's manifest says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from provision.errors import HostError
+from provision.facts import MANIFEST, NodeFacts
+from provision.host import Host, quoted
+from provision.model import Cluster, Node
+from provision.play import Facts, Playbook
+from provision.stacks import Stack, build_order, build_script, stack_named, version_problems
+from provision.step import Step
+from provision.steps.checks import Verdict
+
+_BUILD_LIMIT_S = 1800.0
+
+
+@dataclass(frozen=True)
+class StackBuilt:
+    """The stack is complete on the head, built there by pip."""
+
+    stack: Stack
+
+    @property
+    def name(self) -> str:
+        return f"stack {self.stack.name}"
+
+    @property
+    def probe(self) -> str:
+        return quoted("[ -e %s ] && echo complete", f"{self.stack.path}/{MANIFEST}")
+
+    def drift(self, actual: str) -> str | None:
+        return None if actual.strip() == "complete" else "not built"
+
+    def apply(self, host: Host) -> None:
+        order = build_order(self.stack, self.stack.path)
+        host.run("/usr/bin/python3 -c %s", build_script(), sudo=True, stdin=order, timeout_s=_BUILD_LIMIT_S)
+
+
+# Unpacked beside its place and renamed: a copy that was cut off never looks complete. The key is the
+# user's, so ssh and the reading run as the user; only the unpacking needs root.
+_PUSH = """
+cd %s && tar -cf - . | ssh %s sudo -n sh -c %s
+"""
+_UNPACK = """
+set -e; rm -rf %s; mkdir -p %s; tar -xf - -C %s; rm -rf %s; mv %s %s
+"""
+
+
+@dataclass(frozen=True)
+class StackCopied:
+    """The head's stack is on those workers that had none when the facts were gathered."""
+
+    stack: Stack
+    workers: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"copy of the stack on {len(self.workers)} nodes" if self.workers else "copies of the stack"
+
+    @property
+    def probe(self) -> str:
+        user_ssh = 'sudo -n -u "#${SUDO_UID:-0}" ssh'
+        return "\n".join(
+            quoted(
+                f"{user_ssh} %s test -e %s || echo lacking %s",
+                worker,
+                f"{self.stack.path}/{MANIFEST}",
+                worker,
+            )
+            for worker in self.workers
+        )
+
+    def drift(self, actual: str) -> str | None:
+        lacking = [line.split()[-1] for line in actual.splitlines() if line.startswith("lacking ")]
+        return f"not on {', '.join(lacking)}" if lacking else None
+
+    def apply(self, host: Host) -> None:
+        partial = f"{self.stack.path}.partial"
+        unpack = quoted(_UNPACK, partial, partial, partial, self.stack.path, partial, self.stack.path)
+        for worker in self.workers:
+            host.run(_PUSH, self.stack.path, worker, quoted("%s", unpack), timeout_s=_BUILD_LIMIT_S)
+
+
+@dataclass(frozen=True)
+class StackAsLocked:
+    """The versions installed in the node's stack are those of its manifest."""
+
+    stack: Stack
+
+    @property
+    def name(self) -> str:
+        return f"versions of {self.stack.name}"
+
+    @property
+    def probe(self) -> str:
+        return quoted(
+            "cd %s && cat %s && ls -d lib/python3*/site-packages/*.dist-info | sed 's|.*/||'",
+            self.stack.path,
+            MANIFEST,
+        )
+
+    def drift(self, actual: str) -> str | None:
+        if not actual.startswith("{"):
+            return "no stack"
+        problems = version_problems(actual)
+        return f"versions differ: {'; '.join(problems[:4])}" if problems else None
+
+    def apply(self, host: Host) -> None:
+        drift = self.drift(host.run(self.probe, sudo=True, expect=(0, 1, 2)).stdout)
+        raise HostError(
+            host.node.name, f"{drift}; remove {self.stack.path} where it was built and run up again"
+        )
+
+
+def steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
+    """Where the stack is not shared: it is built on the head and copied to the workers that lack it."""
+    stack = stack_named(cluster.stack)
+    if cluster.shared_stack or node != cluster.head:
+        return ()
+    present = {worker.name: facts[worker.name].stacks for worker in cluster.workers if worker.name in facts}
+    lacking = tuple(name for name, stacks in present.items() if stack.name not in stacks)
+    return (StackBuilt(stack), StackCopied(stack, lacking))
+
+
+def verify_steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
+    problem = python_problem(facts[node.name], facts[cluster.head.name])
+    return (
+        Verdict("python", problem, "give all nodes the same distribution"),
+        StackAsLocked(stack_named(cluster.stack)),
+    )
+
+
+def python_problem(mine: NodeFacts, head: NodeFacts) -> str | None:
+    """A virtual environment works under the Python minor version that made it, and no other."""
+    if mine.python == head.python:
+        return None
+    return f"Python {mine.python or 'none'} here, {head.python} on the head {head.hostname}"
+
+
+PLAYBOOK = Playbook("training_env", steps)
+VERIFY_PLAYBOOK = Playbook("training_env_verify", verify_steps)
