@@ -107,11 +107,11 @@ _MARK = "@@probe "
 def probe_script(steps: Sequence[Step]) -> str:
     """One sh script that prints what every step wants to read, in marked sections.
 
-    Each probe runs in a subshell, so that one cannot disturb the next.
+    Each probe runs in a subshell, so that one cannot disturb the next; its exit code means nothing, since
+    "not there" is an answer too.
     """
-    return "\n".join(
-        f"echo; echo {_MARK}{index}\n({step.probe or ':'}\n) 2>&1" for index, step in enumerate(steps)
-    )
+    probes = [f"echo; echo {_MARK}{index}\n({step.probe or ':'}\n) 2>&1" for index, step in enumerate(steps)]
+    return "\n".join([*probes, ":"])
 
 
 def split_probes(text: str, count: int) -> list[str]:

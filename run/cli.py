@@ -1,5 +1,151 @@
-"""The commands."""
+"""The commands and their options. What each does is in run/commands, imported only when it is used."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn, ParamSpec
+
+import typer
+
+from provision.errors import ClusterctlError
+
+app = typer.Typer(
+    name="clusterctl",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="From nothing to distributed fine-tuning on CPU nodes whose AMX units are proven to work.",
+    epilog="""[bold]A first run[/bold], on this machine, with nothing configured:
+
+clusterctl up --nodes 4
+
+clusterctl check-amx
+
+clusterctl train run_qa
+
+clusterctl down""",
+)
+
+Command = ParamSpec("Command")
+
+
+def _ended(command: Callable[Command, int]) -> Callable[Command, None]:
+    """The command with its exit code raised, every expected failure as one line on stderr."""
+
+    @functools.wraps(command)
+    def run(*args: Command.args, **kwargs: Command.kwargs) -> None:
+        try:
+            code = command(*args, **kwargs)
+        except ClusterctlError as error:
+            print(f"clusterctl: {error}", file=sys.stderr)
+            code = error.exit_code
+        except KeyboardInterrupt:
+            print("\nclusterctl: interrupted; `clusterctl status` shows what stands", file=sys.stderr)
+            code = 130
+        except BrokenPipeError:  # `clusterctl status | head`
+            sys.stderr.close()
+            code = 141
+        raise typer.Exit(code)
+
+    return run
+
+
+Name = Annotated[str | None, typer.Option("--name", help="The cluster; needed only where there are several.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before anything is removed.")]
+
+
+@app.command()
+@_ended
+def up(
+    inventory: Annotated[
+        Path | None,
+        typer.Option("--inventory", "-i", help="YAML; without one, nodes are made on this machine."),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", "-n", help="How many; again with another number resizes.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The cluster's name.")] = None,
+    yes: Yes = False,
+    check: Annotated[bool, typer.Option("--check", help="Say what would change; change nothing.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show files before and after.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Bring up nodes, or make those that stand right; again = converge, resize."""
+    from run.commands.up import UpOptions
+    from run.commands.up import up as run_up
+
+    return run_up(UpOptions(inventory, name, nodes, yes, check, diff, as_json))
+
+
+@app.command("check-amx")
+@_ended
+def check_amx(name: Name = None, as_json: Json = False) -> int:
+    """Say which nodes have AMX, why the others have not, and what to do. Exit code 1 if any has none."""
+    from run.commands.check_amx import check_amx as run_check
+
+    return run_check(name, as_json=as_json)
+
+
+@app.command()
+@_ended
+def status(name: Name = None, as_json: Json = False) -> int:
+    """Show what stands. Exit code 1 if a node does not run."""
+    from run.commands.status import status as run_status
+
+    return run_status(name, as_json=as_json)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+@_ended
+def ssh(
+    node: Annotated[str | None, typer.Argument(help="The node; without one, the head.")] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="A command to run there.")] = None,
+    name: Name = None,
+) -> int:
+    """Open a shell on a node."""
+    from run.commands.shell import ssh as run_ssh
+
+    return run_ssh(name, node, command or [])
+
+
+@app.command("exec", context_settings={"ignore_unknown_options": True})
+@_ended
+def exec_(
+    command: Annotated[list[str], typer.Argument(help="After `--`: the command and its arguments.")],
+    name: Name = None,
+    as_json: Json = False,
+) -> int:
+    """Run a command on all nodes; the same output is shown once."""
+    from run.commands.shell import exec_on_all
+
+    return exec_on_all(name, command, as_json=as_json)
+
+
+@app.command()
+@_ended
+def down(name: Name = None, yes: Yes = False, as_json: Json = False) -> int:
+    """Remove the cluster: nothing is left behind. Safe to run again."""
+    from run.commands.down import down as run_down
+
+    return run_down(name, yes=yes, as_json=as_json)
 
 
 def main() -> None:
     """Entry point."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    app()
+
+
+def _interrupt(signum: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -60,18 +60,29 @@ class Provider(Protocol):
     def destroy(self, cluster: Cluster, progress: Progress) -> None:
         """Remove every node and everything that create() made for the cluster."""
 
+    def stack_store(self) -> Path | None:
+        """The folder of this machine that its nodes see as /opt/clusterctl/stacks, None if they see none."""
 
+
+# Provider -> its class and its settings dataclass, as "module:name". Imported only when used: boto3 alone
+# costs 0.2 s.
 PROVIDERS = {
-    "local": "provision.providers.local:LocalProvider",
+    "local": ("provision.providers.local:LocalProvider", "provision.providers.local.settings:LocalSettings"),
 }
 
 
 def provider_named(name: str) -> Provider:
-    """The provider of that name, its module imported only now (boto3 alone costs 0.2 s).
+    """The provider of that name. Raises SettingsError naming the providers there are."""
+    return cast(Provider, _imported(name, 0)())
 
-    Raises SettingsError naming the providers there are.
-    """
+
+def settings_class(name: str) -> type:
+    """The settings dataclass of that provider. Raises SettingsError naming the providers there are."""
+    return cast(type, _imported(name, 1))
+
+
+def _imported(name: str, which: int) -> Any:
     if name not in PROVIDERS:
         raise SettingsError(f"no provider {name!r}; there are {', '.join(sorted(PROVIDERS))}")
-    module, _, attribute = PROVIDERS[name].partition(":")
-    return cast(Provider, getattr(import_module(module), attribute)())
+    module, _, attribute = PROVIDERS[name][which].partition(":")
+    return getattr(import_module(module), attribute)

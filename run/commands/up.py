@@ -1,0 +1,204 @@
+"""up: bring up what is missing, record it, and run the playbooks until every step is ok."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from playbooks import amx, site
+from provision import sshconfig
+from provision.errors import SettingsError
+from provision.inventory import DEFAULT_NAME, DEFAULT_NODES, Inventory, check_name, read_inventory
+from provision.model import Cluster, Node
+from provision.play import SiteResult, run_playbooks
+from provision.providers import Provider, Wanted, provider_named, settings_class
+from provision.report import Report, counts_by_node, recap_lines, report_for
+from provision.stacks import build_here, stack_named
+from provision.state import ClusterState
+from provision.step import Mode
+from run.commands.common import confirm, open_hosts, print_json
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """The options of `up`, as the user gave them."""
+
+    inventory: Path | None = None
+    name: str | None = None
+    nodes: int | None = None
+    yes: bool = False
+    check: bool = False
+    diff: bool = False
+    as_json: bool = False
+
+
+def up(options: UpOptions) -> int:
+    """Returns the exit code: 0 when every step is ok on every node, else 1."""
+    started = time.monotonic()
+    inventory, state = _wanted_inventory(options)
+    stack_named(inventory.stack)
+    with nullcontext() if options.check else state.locked():
+        recorded = state.load()
+        names = _node_names(options, inventory, recorded)
+        provider = provider_named(inventory.provider)
+        _confirm_shrink(options, state.name, recorded, names)
+        with report_for(as_json=options.as_json, nodes=names) as report:
+            if options.check:
+                cluster = _foreseen(recorded, names, report)
+            else:
+                cluster = _make(provider, inventory, state, recorded, names, report)
+            result = _configure(cluster, state, Mode(options.check, options.diff), report)
+    _tell(options, cluster, result, time.monotonic() - started)
+    return 1 if result.failed else 0
+
+
+def _wanted_inventory(options: UpOptions) -> tuple[Inventory, ClusterState]:
+    """The inventory given, or the record's own settings where the cluster stands already."""
+    inventory = read_inventory(options.inventory)
+    if options.name is not None:
+        check_name(options.name, "--name")
+    state = ClusterState(options.name or inventory.name or DEFAULT_NAME)
+    recorded = state.load()
+    if recorded is not None and options.inventory is None:
+        settings = settings_class(recorded.provider)(**recorded.settings)
+        return Inventory(
+            recorded.name, recorded.provider, None, recorded.require_amx, recorded.stack, settings
+        ), state
+    if recorded is not None and recorded.provider != inventory.provider:
+        raise SettingsError(
+            f"cluster {state.name} stands with provider {recorded.provider}, the inventory says "
+            f"{inventory.provider}; run `clusterctl down --name {state.name}` first, or choose another --name"
+        )
+    return replace(inventory, name=state.name), state
+
+
+def _node_names(options: UpOptions, inventory: Inventory, recorded: Cluster | None) -> tuple[str, ...]:
+    """Names of all wanted nodes, the recorded ones first."""
+    standing = tuple(node.name for node in recorded.nodes) if recorded else ()
+    count = next(
+        n for n in (options.nodes, inventory.nodes, len(standing) or None, DEFAULT_NODES) if n is not None
+    )
+    if count < 1:
+        raise SettingsError(
+            f"{count} nodes: a cluster has at least one, its head; `clusterctl down` removes all of it"
+        )
+    return (standing + tuple(f"node{number}" for number in range(len(standing) + 1, count + 1)))[:count]
+
+
+def _confirm_shrink(options: UpOptions, name: str, recorded: Cluster | None, names: Sequence[str]) -> None:
+    leaving = [node.name for node in recorded.nodes if node.name not in names] if recorded else []
+    if leaving and not options.check:
+        confirm(f"Remove {', '.join(leaving)} from cluster {name}?", yes=options.yes)
+
+
+def _foreseen(recorded: Cluster | None, names: Sequence[str], report: Report) -> Cluster:
+    """The cluster as far as it stands; what would be made or removed is told, and done by nobody."""
+    standing = {node.name: node for node in recorded.nodes} if recorded else {}
+    for name in names:
+        if name not in standing:
+            report.note(f"{name}: would be created")
+    for name in standing:
+        if name not in names:
+            report.note(f"{name}: would be removed")
+    if recorded is None:
+        return Cluster("", "", ())
+    return replace(recorded, nodes=tuple(standing[name] for name in names if name in standing))
+
+
+def _make(
+    provider: Provider,
+    inventory: Inventory,
+    state: ClusterState,
+    recorded: Cluster | None,
+    names: tuple[str, ...],
+    report: Report,
+) -> Cluster:
+    """Create and remove nodes until exactly the wanted ones stand, and record them.
+
+    The record is written before the first node is made, so that an interrupted `up` leaves a cluster that
+    `down` finds.
+    """
+    cluster = Cluster(
+        name=state.name,
+        provider=inventory.provider,
+        nodes=recorded.nodes if recorded else (),
+        require_amx=inventory.require_amx,
+        stack=inventory.stack,
+        shared_stack=provider.stack_store() is not None,
+        settings=asdict(inventory.provider_settings),
+    )
+    state.save(cluster)
+    leaving = tuple(node.name for node in cluster.nodes if node.name not in names)
+    if leaving:
+        provider.remove(cluster, leaving, report.progress)
+    wanted = Wanted(
+        state.name, names, state.folder, state.identity_file, state.public_key(), inventory.provider_settings
+    )
+    cluster = replace(cluster, nodes=provider.create(wanted, report.progress))
+    state.save(cluster)
+    sshconfig.include(state, cluster)
+    store = provider.stack_store()
+    if store is not None:
+        build_here(stack_named(cluster.stack), store, lambda line: report.note(f"stack: {line}"))
+    return cluster
+
+
+def _configure(cluster: Cluster, state: ClusterState, mode: Mode, report: Report) -> SiteResult:
+    if not cluster.nodes:
+        return SiteResult()
+    with open_hosts(cluster) as hosts:
+        result = run_playbooks(cluster, hosts, site.PLAYBOOKS, state.load_facts(), mode, report)
+    if not mode.check:
+        state.save_facts(result.fact_texts)
+    return result
+
+
+def _tell(options: UpOptions, cluster: Cluster, result: SiteResult, seconds: float) -> None:
+    recap = counts_by_node(result.results)
+    without_amx = [name for name, facts in result.facts.items() if amx.judge(facts).problem]
+    if options.as_json:
+        print_json(
+            {
+                "event": "recap",
+                "cluster": cluster.name,
+                "nodes": [_node_json(node) for node in cluster.nodes],
+                "recap": recap,
+                "changed": result.changed,
+                "failed": [f"{r.node}: {r.play}: {r.step}: {r.detail}" for r in result.failed],
+                "without_amx": without_amx,
+                "seconds": round(seconds, 2),
+            }
+        )
+        return
+    print("\n".join(["", *recap_lines(recap)]))
+    for failure in result.failed:
+        why = failure.detail.removeprefix(f"{failure.node}: ")
+        print(f"failed: {failure.node}: {failure.play}: {failure.step}: {why}")
+    if without_amx and not cluster.require_amx:
+        print(
+            f"note: no AMX on {_few(without_amx)}; require_amx is false, so training goes on without it "
+            "(`clusterctl check-amx` says why)"
+        )
+    if cluster.nodes and not options.check:
+        end = (
+            "the next `clusterctl up` goes on from here"
+            if result.failed
+            else "`clusterctl train run_qa` trains on it"
+        )
+        print(f"cluster {cluster.name}: {len(cluster.nodes)} nodes in {seconds:.1f} s; {end}")
+
+
+def _few(names: Sequence[str], most: int = 4) -> str:
+    """Some names, and how many more.
+
+    >>> _few(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _node_json(node: Node) -> dict[str, str]:
+    return {"name": node.name, "address": node.address, "user": node.user}
