@@ -12,7 +12,7 @@ import yaml
 
 from provision.errors import SettingsError
 
-Path_ = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Document:
 
     file: str
     data: Any
-    lines: Mapping[Path_, int]
+    lines: Mapping[KeyPath, int]
 
-    def at(self, path: Path_) -> str:
+    def at(self, path: KeyPath) -> str:
         """Where a key stands, as "FILE:LINE"."""
         return f"{self.file}:{self.lines.get(path, 1)}"
 
@@ -40,21 +40,22 @@ def load_yaml(path: Path) -> Document:
 
 def parse_yaml(text: str, file: str) -> Document:
     """Raises SettingsError naming the line. An empty text is an empty mapping."""
-    loader = yaml.SafeLoader(text)
     try:
-        root = loader.get_single_node()
-        data = loader.construct_document(root) if root is not None else {}
+        loader = yaml.SafeLoader(text)
+        try:
+            root = loader.get_single_node()
+            data = loader.construct_document(root) if root is not None else {}
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise SettingsError(f"{file}:{line}: not YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise SettingsError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
-    finally:
-        loader.dispose()
     return Document(file, data, dict(_lines(root, ())))
 
 
-def _lines(node: yaml.Node | None, path: Path_) -> Iterator[tuple[Path_, int]]:
+def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
@@ -63,7 +64,7 @@ def _lines(node: yaml.Node | None, path: Path_) -> Iterator[tuple[Path_, int]]:
         yield from _lines(value, here)
 
 
-def unknown_key(document: Document, path: Path_, known: tuple[str, ...]) -> SettingsError:
+def unknown_key(document: Document, path: KeyPath, known: tuple[str, ...]) -> SettingsError:
     """The error for a key that means nothing, with the nearest one that does."""
     key = path[-1]
     close = get_close_matches(key, known, n=1, cutoff=0.5)
