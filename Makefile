@@ -3,7 +3,8 @@
 # Both install what they need first, Debian packages included, and are safe to run again.
 
 SHELL := /bin/bash
-PYTHON ?= python3
+# The distribution's own, the one that the nodes have and that python3-venv belongs to.
+PYTHON ?= /usr/bin/python3
 VENV := .venv
 BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
@@ -41,7 +42,7 @@ packages:
 	exit $$code
 
 $(VENV)/.installed: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+	[ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
