@@ -93,6 +93,53 @@ def check_amx(name: Name = None, as_json: Json = False) -> int:
     return run_check(name, as_json=as_json)
 
 
+@app.command(context_settings={"ignore_unknown_options": True})
+@_ended
+def train(
+    recipe: Annotated[str, typer.Argument(help="What to train: run_qa.")],
+    script_args: Annotated[
+        list[str] | None, typer.Argument(help="After `--`: arguments of the recipe, passed on as they are.")
+    ] = None,
+    name: Name = None,
+    ppn: Annotated[
+        int | None, typer.Option("--ppn", help="Ranks on each node; else one per NUMA node.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="OpenMP threads of each rank; else its cores.")
+    ] = None,
+    rendezvous_timeout_s: Annotated[
+        float | None, typer.Option("--rendezvous-timeout", help="Seconds for all ranks to meet (120).")
+    ] = None,
+    runs_folder: Annotated[
+        Path, typer.Option("--runs", help="Where the run's model, metrics and logs are brought.")
+    ] = Path("runs"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the mpirun line, environment and files; start nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Train on all nodes: mpirun from the head, ranks laid out from each node's own cores.
+
+    For example: clusterctl train run_qa -- --num_train_epochs 2 --learning_rate 3e-4
+    """
+    from run.commands.train import TrainOptions
+    from run.commands.train import train as run_train
+
+    return run_train(
+        TrainOptions(
+            recipe,
+            tuple(script_args or ()),
+            name,
+            ppn,
+            threads,
+            rendezvous_timeout_s,
+            runs_folder,
+            dry_run,
+            as_json,
+        )
+    )
+
+
 @app.command()
 @_ended
 def status(name: Name = None, as_json: Json = False) -> int:

@@ -1,0 +1,109 @@
+"""What travels between the operator's machine and the run folders of the nodes, as tar; and the sweep."""
+
+from __future__ import annotations
+
+import base64
+import io
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from provision.errors import HostError
+from provision.host import Host, Stream
+from run.job import OUTPUT_FOLDER, LaunchPlan
+
+SILENCE_S = 60.0  # without a byte from a node that is sending its files
+SWEEP_TIMEOUT_S = 15.0
+
+# mkdir without -p: two runs must never share a folder.
+_UNPACK = """set -e
+mkdir -p ~/.clusterctl/runs; cd ~/.clusterctl/runs
+mkdir %s; cd %s
+tar -xzf -
+echo %s > node
+mkdir logs"""
+
+# Checkpoints stay on the head: with the optimizer's state they are three times the model.
+_PACK_LOGS = """cd ~/.clusterctl/runs/%s || exit 1
+tar -cf - logs | base64 -w 61440"""
+_PACK_ALL = f"""cd ~/.clusterctl/runs/%s || exit 1
+tar -cf - --exclude='checkpoint-*' -- $(ls -d logs {OUTPUT_FOLDER} 2>/dev/null) | base64 -w 61440"""
+
+# By the run id in the environment that every process of the run was born with, twice, because a process
+# may be forking while the first look is taken.
+_SWEEP = """mark=CLUSTERCTL_RUN_ID=%s
+find_left() { grep -lzxsF -e "$mark" /proc/[0-9]*/environ | cut -d/ -f3; }
+killed=0
+for round in 1 2 3; do
+  left=$(find_left)
+  [ -z "$left" ] && break
+  for pid in $left; do kill -KILL "$pid" 2>/dev/null && killed=$((killed + 1)); done
+  sleep 0.2
+done
+echo "$killed $(find_left | wc -l)\""""
+
+
+def upload(host: Host, plan: LaunchPlan, packed: bytes) -> None:
+    """Make the run folder on the node and fill it. Raises HostError."""
+    host.run(_UNPACK, plan.run_id, plan.run_id, host.node.name, stdin=packed)
+
+
+def pack(plan: LaunchPlan) -> bytes:
+    """The plan's files and uploads as tar.gz. Raises OSError when an upload cannot be read."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+        for path, text in plan.files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+        for path, source in plan.uploads.items():
+            archive.add(source, path, filter=_plain)
+    return buffer.getvalue()
+
+
+def fetch(host: Host, run_id: str, into: Path, *, with_output: bool) -> None:
+    """The node's logs, and the head's output folder, unpacked under `into`.
+
+    Travels as base64 because a Stream carries lines of text. Raises HostError.
+    """
+    stream = host.stream(_PACK_ALL if with_output else _PACK_LOGS, run_id)
+    try:
+        with tempfile.TemporaryFile() as spool:
+            _receive(host.node.name, stream, spool)
+            spool.seek(0)
+            with tarfile.open(fileobj=spool) as archive:
+                archive.extractall(into, filter="data")
+    except (tarfile.TarError, ValueError, OSError) as error:
+        raise HostError(host.node.name, f"its files of run {run_id} did not arrive whole: {error}") from error
+    finally:
+        stream.close()
+
+
+def sweep(host: Host, run_id: str) -> tuple[int, int]:
+    """Kill what the run left on the node: (processes killed, processes that would not go).
+
+    Raises HostError.
+    """
+    said = host.run(_SWEEP, run_id, timeout_s=SWEEP_TIMEOUT_S).stdout.split()
+    return int(said[0]), int(said[1])
+
+
+def _receive(node: str, stream: Stream, spool: IO[bytes]) -> None:
+    while True:
+        try:
+            line = stream.readline(SILENCE_S)
+        except EOFError:
+            return
+        if line is None:
+            raise HostError(node, f"no data for {SILENCE_S:.0f} s while fetching files of the run")
+        spool.write(base64.b64decode(line, validate=True))
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """The entry without this machine's user; None for Python's caches."""
+    if "__pycache__" in Path(entry.name).parts:
+        return None
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry

@@ -1,0 +1,178 @@
+"""Is a run going well, and if not, why? Fed with events and the time; touches nothing."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass
+
+from run.events import Event
+from run.job import LaunchPlan, RankPlacement, TrainJob
+
+FAILURE_GRACE_S = 3.0
+"""After a rank's failure, so that the cause can still arrive when its victims were quicker."""
+READY_MARGIN_S = 30.0
+"""Importing torch takes a while before the rendezvous begins, and the recipe itself names who is missing."""
+_PEER_LOST = re.compile(r"onnection (closed|reset) by peer|Broken pipe|onnection refused|Socket closed", re.I)
+_NO_PROXY = re.compile(r"[Uu]nable to run bstrap_proxy on (\S+)")
+
+
+@dataclass
+class _Rank:
+    """What is known of one rank."""
+
+    place: RankPlacement
+    heard_s: float
+    started: bool = False
+    ready: bool = False
+    ended: bool = False
+    last_line: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.place.rank} on {self.place.node}"
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A rank that ended badly. The most telling kind of failure sorts first, then the earliest."""
+
+    telling: int
+    order: int
+    text: str
+
+
+class Watch:
+    """Follows the ranks of one run. Times are seconds of one clock, the first being the launch."""
+
+    def __init__(self, plan: LaunchPlan, job: TrainJob, now_s: float) -> None:
+        self._job, self._launched_s = job, now_s
+        self._head = plan.nodes[0]
+        self._ranks = {place.rank: _Rank(place, now_s) for place in plan.ranks}
+        self._failures: list[_Failure] = []
+        self._failed_s = float("inf")
+        self._errors: dict[int | None, str] = {}
+        self._output: deque[str] = deque(maxlen=5)
+        self._launcher_code: int | None = None
+        self._verdict: str | None = None
+
+    @property
+    def all_done(self) -> bool:
+        """Every rank reported a good end, and so did the launcher."""
+        ended = all(rank.ended for rank in self._ranks.values())
+        return ended and not self._failures and self._launcher_code == 0
+
+    def feed(self, event: Event, now_s: float) -> None:
+        rank = self._ranks.get(event.rank) if event.rank is not None else None
+        if event.name == "launcher_exit":
+            self._launcher_code = int(event.data.get("code", -1))
+        elif event.name == "error":
+            self._errors.setdefault(event.rank, event.text)
+        elif event.name == "output":
+            self._take_output(event.text)
+        if rank is not None and event.name != "rank_summary":  # rank 0 sends those for all
+            self._take(rank, event, now_s)
+
+    def verdict(self, now_s: float) -> str | None:
+        """Why the run must be ended now; None while it may go on. Once given it stays: what comes after
+        is the end's own doing.
+        """
+        if self._verdict is None:
+            failed = self.cause() if now_s - self._failed_s > FAILURE_GRACE_S else None
+            late = self._not_started(now_s) or self._not_ready(now_s) or self._lost(now_s)
+            self._verdict = failed or late
+        return self._verdict
+
+    def cause(self) -> str | None:
+        """Why the run ended badly, once all output has come; None when it ended well."""
+        if self._verdict:
+            return self._verdict
+        if self._failures:
+            return min(self._failures, key=lambda failure: (failure.telling, failure.order)).text
+        if self.all_done:
+            return None
+        if None in self._errors:
+            return self._errors[None]
+        return self._launcher_failed()
+
+    def _take_output(self, text: str) -> None:
+        if text.strip():
+            self._output.append(text)
+        prefix = re.match(r"\[(\d+)\] ", text)
+        if prefix and int(prefix[1]) in self._ranks:
+            self._ranks[int(prefix[1])].last_line = text[prefix.end() :]
+
+    def _take(self, rank: _Rank, event: Event, now_s: float) -> None:
+        rank.heard_s = now_s
+        rank.started = True
+        if event.name == "ready":
+            rank.ready = True
+        elif event.name == "killed" and not rank.ended:
+            rank.ended = True
+            self._fail(now_s, 1, f"{rank.name} was killed: out of memory? see `dmesg` there")
+        elif event.name == "exit" and not rank.ended:
+            rank.ended = True
+            if event.data.get("code") != 0:
+                self._exited(rank, event, now_s)
+
+    def _exited(self, rank: _Rank, event: Event, now_s: float) -> None:
+        code = int(event.data.get("code", -1))
+        lines = event.data.get("last_lines") or ["it printed nothing"]
+        told = self._errors.get(rank.place.rank)
+        why = told or str(lines[-1])
+        signal = f" (signal {code - 128})" if code > 128 else ""
+        telling = 3 if _PEER_LOST.search(why) else 0 if told else 1 if signal else 2
+        self._fail(now_s, telling, f"{rank.name} ended with exit code {code}{signal}: {why}")
+
+    def _fail(self, now_s: float, telling: int, text: str) -> None:
+        self._failed_s = min(self._failed_s, now_s)
+        self._failures.append(_Failure(telling, len(self._failures), text))
+
+    def _not_started(self, now_s: float) -> str | None:
+        missing = [rank for rank in self._ranks.values() if not rank.started]
+        limit_s = self._job.start_timeout_s
+        if not missing or now_s - self._launched_s < limit_s:
+            return None
+        return f"{_names(missing)} did not start within {limit_s:.0f} s; {self._said()}"
+
+    def _not_ready(self, now_s: float) -> str | None:
+        missing = [rank for rank in self._ranks.values() if not rank.ready and not rank.ended]
+        limit_s = self._job.rendezvous_timeout_s
+        if not missing or now_s - self._launched_s < limit_s + READY_MARGIN_S:
+            return None
+        said = missing[0].last_line or "nothing"
+        return f"{_names(missing)} did not meet the others within {limit_s:.0f} s; last output: {said}"
+
+    def _lost(self, now_s: float) -> str | None:
+        running = [rank for rank in self._ranks.values() if rank.started and not rank.ended]
+        silent = [rank for rank in running if now_s - rank.heard_s > self._job.lost_after_s]
+        if not silent:
+            return None
+        limit = f"nothing heard for {self._job.lost_after_s:.0f} s"
+        if len(silent) == len(self._ranks) > 1:
+            return (
+                f"all ranks are lost ({limit}): {self._head} or the way to it fails; try `clusterctl status`"
+            )
+        return f"{_names(silent)} is lost ({limit}); is that node up? try `clusterctl status`"
+
+    def _launcher_failed(self) -> str:
+        said = self._said()
+        blamed = _NO_PROXY.search(said)
+        if blamed:
+            return (
+                f"{blamed[1]}: {self._head} cannot start processes there over ssh; try "
+                f"`ssh {blamed[1]} true` on {self._head}, and `clusterctl up` to make the mesh right"
+            )
+        if self._launcher_code is None:
+            return f"{self._head}: the connection ended in the middle of the run; {said}"
+        running = [rank for rank in self._ranks.values() if not rank.ended]
+        who = f"; {_names(running)} never reported an end" if running else ""
+        return f"{self._head}: the launcher ended with exit code {self._launcher_code}{who}; {said}"
+
+    def _said(self) -> str:
+        return f"last output: {' | '.join(self._output)}" if self._output else "there was no output"
+
+
+def _names(ranks: list[_Rank]) -> str:
+    shown = ", ".join(rank.name for rank in ranks[:4])
+    return shown if len(ranks) <= 4 else f"{shown} and {len(ranks) - 4} more"
