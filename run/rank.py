@@ -206,8 +206,11 @@ class Output:
 
     def _await_empty_pipe(self, limit_s: float = 5.0) -> None:
         deadline = time.monotonic() + limit_s
+        reader_gone = select.poll()
+        reader_gone.register(self._descriptor, 0)  # reports POLLERR unasked
         while self._is_pipe and self._unread() and time.monotonic() < deadline:
-            time.sleep(0.0005)
+            if reader_gone.poll(1):
+                return
 
     def _unread(self) -> int:
         answer = fcntl.ioctl(self._descriptor, termios.FIONREAD, b"\0" * 4)

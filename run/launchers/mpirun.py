@@ -8,7 +8,9 @@ What hydra (impi-rt 2021.18) does, measured, and what follows from it:
 3. `-f` ignores counts (of "node1:1, node2:2" and 3 ranks, node1 got 2): uneven nodes need `-machinefile`.
 4. It pins ranks even where nothing calls MPI_Init: I_MPI_PIN=off leaves that to rank.py.
 5. Workers call back to the head's host name, which they may not resolve: `-iface` makes it an address.
-6. A node that dies silently is noticed by ssh's keep-alive only, hence ServerAlive*.
+6. It takes note of a rank that failed only once all ranks on that node have ended, and ends the others then:
+   run/watch.py must see failures in rank.py's events, and end the run.
+7. A node that dies silently is noticed by ssh's keep-alive only, hence ServerAlive*.
 """
 
 from __future__ import annotations
