@@ -61,6 +61,12 @@ def train(options: TrainOptions) -> int:
             _show_layout(launch, layouts)
         outcome = _run(options, hosts, launch, job)
     _tell(outcome, as_json=options.as_json)
+    if outcome.missing:
+        raise LaunchError(
+            "\n".join(
+                f"{why}; its logs are missing, all else is in {outcome.folder}" for why in outcome.missing
+            )
+        )
     return outcome.exit_code
 
 
@@ -133,6 +139,4 @@ def _tell(outcome: RunOutcome, *, as_json: bool) -> None:
         print_json({"event": "summary", "folder": str(outcome.folder), **outcome.summary.to_json()})
         return
     print("\n".join(["", *outcome.summary.lines()]))
-    for why in outcome.missing:
-        print(f"logs missing: {why}")
     print(f"{'stopped; logs' if outcome.exit_code else 'model, metrics and logs'}: {outcome.folder}")
