@@ -28,7 +28,7 @@ def main() -> None:
     print("built")
 
 
-def build(folder: Path, order: dict) -> None:
+def build(folder: Path, order: dict[str, str]) -> None:
     if sys.version_info < (3, 11):
         sys.exit(f"Python {platform.python_version()} is too old for this stack, it needs 3.11 or newer")
     shutil.rmtree(folder, ignore_errors=True)
@@ -49,7 +49,7 @@ def build(folder: Path, order: dict) -> None:
     write_manifest(folder, order)
 
 
-def torch_index(pip: list, torch: str, index: str) -> list:
+def torch_index(pip: list[str], torch: str, index: str) -> list[str]:
     """The options with which pip takes torch's CPU build and not the CUDA one.
 
     A local version "+cpu" that pip finds by itself (a find-links folder, a mirror) is taken as it is;
@@ -77,7 +77,7 @@ def point_scripts_at(folder: Path, final_folder: str) -> None:
             script.write_bytes(b"#!" + final_folder.encode() + b"/" + content[len(first) :])
 
 
-def write_manifest(folder: Path, order: dict) -> None:
+def write_manifest(folder: Path, order: dict[str, str]) -> None:
     names = [path.name for path in folder.glob("lib/python3*/site-packages/*.dist-info")]
     versions = dict(name.removesuffix(".dist-info").split("-", 1) for name in names)
     manifest = {"name": order["name"], "python": platform.python_version(), "versions": versions}
@@ -87,7 +87,7 @@ def write_manifest(folder: Path, order: dict) -> None:
     partial.rename(folder / order["manifest"])
 
 
-def run(command: list, fix: str = "") -> None:
+def run(command: list[str], fix: str = "") -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
