@@ -102,7 +102,7 @@ class StackAsLocked:
     @property
     def probe(self) -> str:
         return quoted(
-            "cd %s && cat %s && ls -d lib/python3*/site-packages/*.dist-info | sed 's|.*/||'",
+            "cd %s && cat %s && cd lib/python3*/site-packages && printf '%%s\\n' *-*.dist-info",
             self.stack.path,
             MANIFEST,
         )

@@ -87,11 +87,12 @@ def facts_script(user: str, mesh_address: str) -> str:
         "home": "echo $home",
         "python": "readlink -f /usr/bin/python3",
         "lscpu": "lscpu",
-        "route": f"ip -4 route get {shlex.quote(mesh_address)}",
-        "addresses": "ip -4 -o addr show",
+        "route": f'route=$(ip -4 route get {shlex.quote(mesh_address)}); echo "$route"',
+        # Asked for only where the mesh is this very node, as in a cluster of one.
+        "addresses": "case $route in *' dev lo '*) ip -4 -o addr show;; esac",
         "clock": "date +%s.%N",
     }
-    lines = [f"home=$(eval echo ~{shlex.quote(user)})"]
+    lines = [f"home=~{shlex.quote(user)}"]
     lines += [f"echo {_MARK}{name}\n{{ {command}; }} 2>/dev/null" for name, command in sections.items()]
     return "\n".join(lines)
 

@@ -269,17 +269,14 @@ def _why_no_connection(node: Node, error: BaseException) -> str:
 def _finish(channel: paramiko.Channel, stdin: bytes, timeout_s: float) -> CommandResult:
     """Send stdin, collect both outputs, wait for the exit code. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
-    sender = threading.Thread(target=_send, args=(channel, stdin), daemon=True)
-    sender.start()
-    collected: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
-    reader = threading.Thread(target=_drain_stderr, args=(channel, collected["err"]), daemon=True)
-    reader.start()
-    _drain(channel, collected["out"], deadline)
+    if stdin:  # from a thread of its own: the command may print before it has read everything
+        threading.Thread(target=_send, args=(channel, stdin), daemon=True).start()
+    else:
+        _send(channel, b"")
+    out, err = _drain(channel, deadline)
     if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
         raise TimeoutError
-    reader.join(timeout=5)
-    out, err = (bytes(collected[name]).decode(errors="replace") for name in ("out", "err"))
-    return CommandResult(channel.exit_status, out, err)
+    return CommandResult(channel.exit_status, out.decode(errors="replace"), err.decode(errors="replace"))
 
 
 def _send(channel: paramiko.Channel, stdin: bytes) -> None:
@@ -290,19 +287,26 @@ def _send(channel: paramiko.Channel, stdin: bytes) -> None:
         channel.shutdown_write()
 
 
-def _drain(channel: paramiko.Channel, into: bytearray, deadline: float) -> None:
-    while True:
-        channel.settimeout(max(0.01, deadline - time.monotonic()))
-        chunk = channel.recv(65536)  # raises socket.timeout, which is TimeoutError
-        if not chunk:
-            return
-        into += chunk
+def _drain(channel: paramiko.Channel, deadline: float) -> tuple[bytes, bytes]:
+    """Both outputs until their end. Raises TimeoutError after the deadline.
 
-
-def _drain_stderr(channel: paramiko.Channel, into: bytearray) -> None:
-    with contextlib.suppress(OSError):
-        while chunk := channel.recv_stderr(65536):
-            into += chunk
+    stderr is emptied at least twice a second: the two share one window of 2 MiB, and a command whose
+    errors fill it would wait for ever. A thread for it would cost every command one.
+    """
+    out, err = bytearray(), bytearray()
+    chunk = b"-"
+    while chunk:
+        left = deadline - time.monotonic()
+        channel.settimeout(max(0.01, min(left, 0.5)))
+        try:
+            chunk = channel.recv(65536)
+            out += chunk
+        except TimeoutError:
+            if left <= 0:
+                raise
+        while channel.recv_stderr_ready():
+            err += channel.recv_stderr(65536)
+    return bytes(out), bytes(err)
 
 
 class _ChannelStream:

@@ -194,9 +194,8 @@ def dump_record(cluster: Cluster) -> str:
             },
         }
     }
-    return (
-        "# Written by clusterctl: the record of what stands. `clusterctl down` removes it.\n"
-        + yaml.safe_dump(data, sort_keys=False)
+    return "# Written by clusterctl: the record of what stands. `clusterctl down` removes it.\n" + yaml.dump(
+        data, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False
     )
 
 

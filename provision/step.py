@@ -110,7 +110,10 @@ def probe_script(steps: Sequence[Step]) -> str:
     Each probe runs in a subshell, so that one cannot disturb the next; its exit code means nothing, since
     "not there" is an answer too.
     """
-    probes = [f"echo; echo {_MARK}{index}\n({step.probe or ':'}\n) 2>&1" for index, step in enumerate(steps)]
+    probes = [
+        f"echo; echo {_MARK}{index}" + (f"\n({step.probe}\n) 2>&1" if step.probe else "")
+        for index, step in enumerate(steps)
+    ]
     return "\n".join([*probes, ":"])
 
 

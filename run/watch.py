@@ -13,6 +13,7 @@ FAILURE_GRACE_S = 3.0
 """After a rank's failure, so that the cause can still arrive when its victims were quicker."""
 READY_MARGIN_S = 30.0
 """Importing torch takes a while before the rendezvous begins, and the recipe itself names who is missing."""
+OUT_OF_MEMORY = "out of memory? see `dmesg` there"
 _PEER_LOST = re.compile(r"onnection (closed|reset) by peer|Broken pipe|onnection refused|Socket closed", re.I)
 _NO_PROXY = re.compile(r"[Uu]nable to run bstrap_proxy on (\S+)")
 
@@ -109,7 +110,7 @@ class Watch:
             rank.ready = True
         elif event.name == "killed" and not rank.ended:
             rank.ended = True
-            self._fail(now_s, 1, f"{rank.name} was killed: out of memory? see `dmesg` there")
+            self._fail(now_s, 1, f"{rank.name} was killed: {OUT_OF_MEMORY}")
         elif event.name == "exit" and not rank.ended:
             rank.ended = True
             if event.data.get("code") != 0:
@@ -120,9 +121,12 @@ class Watch:
         lines = event.data.get("last_lines") or ["it printed nothing"]
         told = self._errors.get(rank.place.rank)
         why = told or str(lines[-1])
-        signal = f" (signal {code - 128})" if code > 128 else ""
-        telling = 3 if _PEER_LOST.search(why) else 0 if told else 1 if signal else 2
-        self._fail(now_s, telling, f"{rank.name} ended with exit code {code}{signal}: {why}")
+        ending = f"ended with exit code {code}: {why}"
+        if code > 128:
+            hint = f"{OUT_OF_MEMORY}; " if code == 128 + 9 else ""
+            ending = f"was killed by signal {code - 128}: {hint}last output: {why}"
+        telling = 3 if _PEER_LOST.search(why) else 0 if told else 1 if code > 128 else 2
+        self._fail(now_s, telling, f"{rank.name} {ending}")
 
     def _fail(self, now_s: float, telling: int, text: str) -> None:
         self._failed_s = min(self._failed_s, now_s)
