@@ -46,21 +46,23 @@ def main() -> None:
 
 def report_failure(place: Place, error: Exception) -> int:
     """Say in one line that another rank is gone; show where from for anything else."""
-    text = f"{type(error).__name__}: {first_line(error)}"
-    if any(sign in str(error) for sign in LOST_RANK):
-        text = f"lost another rank ({text}); look at the first error of the others, and at their nodes"
+    signs = [sign for sign in LOST_RANK if sign in str(error)]
+    if signs:
+        text = f"lost another rank ({signs[0]}); look at the first error of the others, and at their nodes"
     else:
+        text = f"{type(error).__name__}: {first_line(error)}"
         traceback.print_exc()
     report_error(place.rank, text)
     return 1
 
 
 LOST_RANK = (
-    "onnection closed by peer",
-    "onnection reset by peer",
-    "gloo",
-    "Timed out waiting",
+    "Connection closed by peer",
+    "Connection reset by peer",
     "Broken pipe",
+    "Timed out waiting",
+    "Application timeout",
+    "gloo",
 )
 """What gloo's errors say when a peer has died or does not answer (gloo/transport/tcp/pair.cc)."""
 

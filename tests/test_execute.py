@@ -1,0 +1,419 @@
+"""Whole runs with several nodes that are folders of this machine, real head.py and rank.py, a fake mpirun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import run.execute
+import run.watch
+from provision.errors import CommandError, ConnectError, HostError, LaunchError
+from provision.host import CommandResult, quoted
+from provision.model import Node
+from run.events import Event
+from run.execute import RunOutcome, train
+from run.job import LaunchPlan, TrainJob
+from run.launchers.mpirun import plan as make_plan
+from tests.run_cases import RUN_ID, TWO_CORES, cluster, facts, layouts
+from tests.test_rank import await_death, wait_until
+
+GOOD = """
+import json, os, pathlib, sys, time
+def emit(**event): print("@clusterctl " + json.dumps(event), flush=True)
+rank = int(os.environ["RANK"])
+emit(event="ready", rank=rank)
+print("hello from", rank)
+if rank == 0:
+    assert json.load(open("data/train_file/squad.json")) == {"data": []}
+    for r in range(2): emit(event="rank_summary", rank=r, samples_per_s=10.0 + r)
+    pathlib.Path("output/checkpoint-5").mkdir(parents=True)
+    pathlib.Path("output/model.bin").write_bytes(bytes(range(256)) * 1000)
+    emit(event="result", exact_match=50.0, f1=60.5, samples_per_s=21.0, epoch_s=2.5, dtype="bf16")
+"""
+WAIT = """
+import os, time
+open("pid", "w").write(str(os.getpid()))
+print('@clusterctl {"event": "ready"}', flush=True)
+time.sleep(600)
+"""
+RANK_1 = "import os, signal, sys, time, subprocess\nif os.environ['RANK'] == '1':\n    "
+
+
+class LocalHost:
+    """A node that is a home folder on this machine."""
+
+    def __init__(self, node: Node, home: Path) -> None:
+        self._node, self.home, self.is_dead = node, home, False
+        home.mkdir()
+
+    @property
+    def node(self) -> Node:
+        return self._node
+
+    def run(
+        self,
+        script: str,
+        *args: str,
+        sudo: bool = False,
+        stdin: bytes = b"",
+        expect: Sequence[int] = (0,),
+        timeout_s: float = 60,
+    ) -> CommandResult:
+        self._require_life()
+        command = quoted(script, *args)
+        done = subprocess.run(
+            ["sh", "-c", command],
+            input=stdin,
+            capture_output=True,
+            env=self._environment(),
+            timeout=timeout_s,
+        )
+        result = CommandResult(done.returncode, done.stdout.decode(), done.stderr.decode())
+        if result.exit_code not in expect:
+            raise CommandError(self.node.name, command, result.exit_code, result.output)
+        return result
+
+    def stream(self, script: str, *args: str) -> LocalStream:
+        self._require_life()
+        return LocalStream(quoted(script, *args), self._environment())
+
+    def close(self) -> None:
+        pass
+
+    def _environment(self) -> Mapping[str, str]:
+        return {"HOME": str(self.home), "PATH": os.environ["PATH"]}
+
+    def _require_life(self) -> None:
+        if self.is_dead:
+            raise ConnectError(self.node.name, "does not answer; is it up?")
+
+
+class LocalStream:
+    """The Stream of a LocalHost."""
+
+    def __init__(self, command: str, environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            ["sh", "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        self._lines: list[str] = []
+        self._more, self._ended = threading.Condition(), False
+        threading.Thread(target=self._collect, daemon=True).start()
+
+    def _collect(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._more:
+                self._lines.append(line.decode().rstrip("\n"))
+                self._more.notify()
+        with self._more:
+            self._ended = True
+            self._more.notify()
+
+    def readline(self, timeout_s: float) -> str | None:
+        with self._more:
+            self._more.wait_for(lambda: self._lines or self._ended, timeout_s)
+            if self._lines:
+                return self._lines.pop(0)
+            if self._ended:
+                raise EOFError
+            return None
+
+    def write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def wait(self, timeout_s: float) -> int:
+        return self.process.wait(timeout_s)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        if not self.process.stdin.closed:
+            self.process.stdin.close()
+
+
+class Bench:
+    """Two nodes, a job whose recipe is the given script, and what happened in the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.events = folder, list[Event]()
+        self.hosts = [LocalHost(node, folder / node.name) for node in cluster(2).nodes]
+        self.runs = folder / "runs"
+        self.stops = 0
+        self._make_stack()
+
+    def _make_stack(self) -> None:
+        folder = self.folder / "stack" / "bin"
+        folder.mkdir(parents=True)
+        fake = Path(__file__).parent / "fake_mpirun.py"
+        for name, command in {"python": sys.executable, "mpirun": f"{sys.executable} {fake}"}.items():
+            (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+            (folder / name).chmod(0o755)
+
+    def prepare(self, script: str, **fake: str) -> tuple[LaunchPlan, TrainJob]:
+        recipe, data = self.folder / "recipe", self.folder / "squad.json"
+        recipe.mkdir(exist_ok=True)
+        (recipe / "question_answering.py").write_text(script)
+        data.write_text('{"data": []}')
+        homes = json.dumps({host.node.name: str(host.home) for host in self.hosts})
+        job = TrainJob(
+            "run_qa",
+            RUN_ID,
+            uploads={"recipe": recipe, "data/train_file/squad.json": data},
+            environment={"FAKE_HOMES": homes, **fake},
+            stop_grace_s=8,
+        )
+        return self.plan(job), job
+
+    def plan(self, job: TrainJob) -> LaunchPlan:
+        known = facts(TWO_CORES, TWO_CORES)
+        stack_dir = str(self.folder / "stack")
+        return make_plan(job, cluster(2), layouts(known), known, stack_dir=stack_dir, master_port=1)
+
+    def train(self, script: str, fake: Mapping[str, str] | None = None, **limits: float) -> RunOutcome:
+        plan, job = self.prepare(script, **(fake or {}))
+        return self.train_plan(plan, replace(job, **limits))  # type: ignore[arg-type]
+
+    def train_plan(self, plan: LaunchPlan, job: TrainJob) -> RunOutcome:
+        return train(
+            self.hosts,
+            plan,
+            job,
+            on_event=self.on_event,
+            stop_requests=lambda: self.stops,
+            runs_folder=self.runs,
+        )
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+    def fails(self, script: str, fake: Mapping[str, str] | None = None, **limits: float) -> str:
+        with pytest.raises(LaunchError) as caught:
+            self.train(script, fake, **limits)
+        return str(caught.value)
+
+    def script_pids(self) -> list[int]:
+        """Of WAIT's processes, once both are there."""
+        paths = [host.home / ".clusterctl/runs" / RUN_ID / "pid" for host in self.hosts]
+        wait_until(lambda: all(path.exists() and path.read_text() for path in paths), "both scripts")
+        return [int(path.read_text()) for path in paths]
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self.events if event.name == name]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def in_background(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+# --- runs that end well ------------------------------------------------------------------------
+
+
+def test_a_run_brings_its_results_home(bench: Bench) -> None:
+    outcome = bench.train(GOOD)
+    assert (outcome.exit_code, outcome.folder, outcome.missing) == (0, bench.runs / RUN_ID, ())
+    assert (outcome.folder / "output/model.bin").read_bytes() == bytes(range(256)) * 1000
+    assert (outcome.folder / "logs/rank-001.log").read_text() == (
+        '@clusterctl {"event": "ready", "rank": 1}\nhello from 1\n'
+    )
+    assert {path.name for path in outcome.folder.iterdir()} == {
+        *("logs", "output", "plan.json", "plan.txt", "summary.json")
+    }
+    assert list(bench.runs.iterdir()) == [outcome.folder]
+
+
+def test_checkpoints_stay_on_the_head(bench: Bench) -> None:
+    outcome = bench.train(GOOD)
+    assert not (outcome.folder / "output/checkpoint-5").exists()
+    assert (bench.hosts[0].home / ".clusterctl/runs" / RUN_ID / "output/checkpoint-5").exists()
+
+
+def test_the_summary_is_made_of_the_recipes_events(bench: Bench) -> None:
+    outcome = bench.train(GOOD)
+    written = json.loads((outcome.folder / "summary.json").read_text())
+    assert (written["f1"], written["problem"], written["missing"]) == (60.5, None, [])
+    assert [(speed.node, speed.samples_per_s) for speed in outcome.summary.speeds] == [
+        ("node1", 10.0),
+        ("node2", 11.0),
+    ]
+
+
+def test_events_come_typed_and_lines_as_output(bench: Bench) -> None:
+    bench.train(GOOD)
+    assert {(event.rank, event.node) for event in bench.named("start")} == {(0, "node1"), (1, "node2")}
+    assert "[1] hello from 1" in [event.text for event in bench.named("output")]
+    assert bench.named("sweep") == []
+
+
+# --- runs that end badly -----------------------------------------------------------------------
+
+
+def test_a_failing_rank_ends_the_run_within_seconds_and_is_named(bench: Bench) -> None:
+    began_s = time.monotonic()
+    said = bench.fails(RANK_1 + "raise SystemExit('boom')\n" + WAIT)
+    assert said.startswith("rank 1 on node2 ended with exit code 1: boom; logs are in ")
+    assert time.monotonic() - began_s < 12
+    assert (bench.runs / RUN_ID / "logs/rank-001.log").read_text() == "boom\n"
+    assert "boom" in json.loads((bench.runs / RUN_ID / "summary.json").read_text())["problem"]
+    await_death([int((bench.hosts[0].home / ".clusterctl/runs" / RUN_ID / "pid").read_text())], 2)
+
+
+def test_the_recipes_own_words_explain_a_failure(bench: Bench) -> None:
+    script = (
+        """print('@clusterctl {"event": "error", "text": "no such model"}', flush=True)\n    sys.exit(2)"""
+    )
+    said = bench.fails(RANK_1 + script + "\n" + WAIT)
+    assert said.startswith("rank 1 on node2 ended with exit code 2: no such model;")
+
+
+def test_a_rank_killed_by_the_kernel_is_named(bench: Bench) -> None:
+    said = bench.fails(RANK_1 + "os.kill(os.getpid(), signal.SIGKILL)\n" + WAIT)
+    assert said.startswith("rank 1 on node2 was killed by signal 9: out of memory?")
+
+
+def test_a_rank_that_never_starts_is_named(bench: Bench) -> None:
+    said = bench.fails(WAIT, {"FAKE_SKIP": "1"}, start_timeout_s=2)
+    assert said.startswith("rank 1 on node2 did not start within 2 s")
+
+
+def test_a_rank_that_is_never_ready_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.watch, "READY_MARGIN_S", 1)
+    said = bench.fails(
+        RANK_1 + "print('stuck', flush=True); time.sleep(600)\n" + WAIT, rendezvous_timeout_s=2
+    )
+    assert said.startswith("rank 1 on node2 did not meet the others within 2 s; last output: stuck")
+
+
+def test_a_silent_rank_is_lost(bench: Bench) -> None:
+    said = bench.fails(RANK_1 + "os.kill(os.getppid(), signal.SIGSTOP)\n" + WAIT, lost_after_s=7)
+    assert said.startswith("rank 1 on node2 is lost (nothing heard for 7 s)")
+
+
+def test_hydras_words_about_a_node_it_cannot_reach_become_a_cause(bench: Bench) -> None:
+    said = bench.fails(GOOD, {"FAKE_SAYS": "[mpiexec@h] Error: Unable to run bstrap_proxy on node2 (pid 1)"})
+    assert said.startswith(
+        "node2: node1 cannot start processes there over ssh; try `ssh node2 true` on node1"
+    )
+
+
+def test_a_launcher_that_fails_without_a_rank_shows_its_last_output(bench: Bench) -> None:
+    said = bench.fails(GOOD, {"FAKE_SAYS": "no idea"})
+    assert said.startswith(
+        "node1: the launcher ended with exit code 255; rank 0 on node1, rank 1 on node2 never"
+    )
+    assert "last output: no idea" in said
+
+
+def test_a_head_that_is_gone_ends_the_run(bench: Bench) -> None:
+    def kill_head() -> None:
+        bench.script_pids()
+        found = subprocess.run(
+            ["pgrep", "-f", f"{bench.folder}.*head.py|^[^ ]+ head.py"], capture_output=True
+        )
+        for pid in map(int, found.stdout.split()):
+            if RUN_ID in Path(f"/proc/{pid}/environ").read_text():
+                os.kill(pid, signal.SIGKILL)
+
+    in_background(kill_head)
+    assert bench.fails(WAIT).startswith("node1: the connection ended in the middle of the run")
+    await_death(bench.script_pids(), 3)
+
+
+def test_a_node_that_died_is_named_before_what_its_peers_say(bench: Bench) -> None:
+    def die(event: Event) -> None:
+        if event.name == "exit":
+            bench.hosts[1].is_dead = True
+
+    bench.on_event = die  # type: ignore[method-assign]
+    said = bench.fails("raise SystemExit('Connection closed by peer')")
+    assert said.startswith("node2: does not answer; is it up?; rank ")
+
+
+def test_a_run_folder_is_never_shared(bench: Bench) -> None:
+    (bench.hosts[1].home / ".clusterctl/runs" / RUN_ID).mkdir(parents=True)
+    with pytest.raises(HostError, match=r"^node2: .*File exists"):
+        bench.train(GOOD)
+
+
+# --- stopping and sweeping ---------------------------------------------------------------------
+
+
+def stop_when_ready(bench: Bench, *, times: int) -> None:
+    bench.script_pids()
+    wait_until(lambda: len(bench.named("ready")) == 2, "ready")
+    bench.stops = times
+
+
+def test_a_stop_ends_the_ranks_on_every_node(bench: Bench) -> None:
+    in_background(lambda: stop_when_ready(bench, times=1))
+    outcome = bench.train(WAIT)
+    assert (outcome.exit_code, outcome.summary.problem) == (130, "stopped")
+    assert {event.data["code"] for event in bench.named("exit")} == {128 + signal.SIGTERM}
+    await_death(bench.script_pids(), 2)
+
+
+def test_a_second_stop_kills_at_once(bench: Bench) -> None:
+    stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
+    in_background(lambda: stop_when_ready(bench, times=2))
+    began_s = time.monotonic()
+    assert bench.train(stubborn).exit_code == 130
+    assert time.monotonic() - began_s < 8
+    assert [event.text for event in bench.named("stop")] == ["kill"]
+
+
+def test_an_interrupted_operator_leaves_nothing_on_the_nodes(bench: Bench) -> None:
+    pids: list[int] = []
+
+    def interrupt(event: Event) -> None:
+        if event.name == "ready":
+            pids.extend(bench.script_pids())
+            raise KeyboardInterrupt
+
+    bench.on_event = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        bench.train(WAIT)
+    await_death(pids, 3)
+
+
+def test_the_sweep_finds_what_left_its_process_group(bench: Bench) -> None:
+    daemon = """subprocess.Popen(['sh', '-c', 'echo $$ > daemon; exec sleep 600'], start_new_session=True)
+    while not os.path.exists('daemon'): time.sleep(0.01)
+"""
+    bench.train(RANK_1 + daemon + GOOD)
+    # Both simulated nodes see the same processes: which of them finds it first is chance.
+    assert sum(event.data["killed"] for event in bench.named("sweep")) >= 1
+    pid = int((bench.hosts[1].home / ".clusterctl/runs" / RUN_ID / "daemon").read_text())
+    await_death([pid], 2)
+
+
+def test_a_node_that_does_not_answer_after_a_good_run_is_reported_and_harmless(bench: Bench) -> None:
+    def die(event: Event) -> None:
+        bench.events.append(event)
+        bench.hosts[1].is_dead = bench.hosts[1].is_dead or event.name == "launcher_exit"
+
+    bench.on_event = die  # type: ignore[method-assign]
+    outcome = bench.train(GOOD)
+    assert outcome.exit_code == 0
+    assert outcome.missing == ("node2: does not answer; is it up?",)
+    assert "clusterctl ssh node2 pkill" in bench.named("sweep")[0].text

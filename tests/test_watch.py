@@ -1,0 +1,179 @@
+"""Verdicts on runs from events and times alone, and what a summary is made of."""
+
+from __future__ import annotations
+
+from provision.model import Cluster
+from run.events import Event, parse_line
+from run.job import LaunchPlan
+from run.launchers.mpirun import plan
+from run.summary import summarise
+from run.watch import FAILURE_GRACE_S, READY_MARGIN_S, Watch
+from tests.run_cases import STACK, TWO_CORES, TWO_SOCKETS, cluster, facts, job, layouts
+
+JOB = job()
+
+
+def made_plan() -> LaunchPlan:
+    """Ranks 0 and 1 on node1, rank 2 on node2."""
+    known = facts(TWO_SOCKETS, TWO_CORES)
+    two: Cluster = cluster(2)
+    return plan(JOB, two, layouts(known), known, stack_dir=STACK, master_port=1)
+
+
+def watch(*events: Event, at_s: float = 1.0) -> Watch:
+    made = Watch(made_plan(), JOB, 0.0)
+    for event in events:
+        made.feed(event, at_s)
+    return made
+
+
+def all_ranks(name: str) -> list[Event]:
+    return [Event(name, rank, "x") for rank in range(3)]
+
+
+def ended(rank: int, code: int, line: str = "x") -> Event:
+    return Event("exit", rank, "x", {"code": code, "last_lines": [line]})
+
+
+STARTED = all_ranks("start")
+READY = all_ranks("ready")
+GOOD_END = [ended(rank, 0) for rank in range(3)]
+LAUNCHER_0 = Event("launcher_exit", data={"code": 0})
+
+
+def test_a_run_whose_ranks_and_launcher_end_well_has_no_problem() -> None:
+    assert watch(*STARTED, *READY, *GOOD_END, LAUNCHER_0).cause() is None
+
+
+def test_a_launcher_that_ends_well_without_all_ranks_is_a_problem() -> None:
+    cause = watch(*STARTED, *READY, *GOOD_END[:2], LAUNCHER_0).cause()
+    assert cause is not None
+    assert "rank 2 on node2 never reported an end" in cause
+
+
+def test_missing_ranks_are_waited_for_until_the_limit() -> None:
+    made = watch(*STARTED[:2], at_s=1)
+    assert made.verdict(20) is None
+    verdict = made.verdict(60)
+    assert verdict is not None
+    assert verdict.startswith("rank 2 on node2 did not start within 60 s")
+
+
+def test_ranks_that_did_not_meet_are_named() -> None:
+    made = watch(*STARTED, READY[0])
+    limit_s = JOB.rendezvous_timeout_s + READY_MARGIN_S
+    for event in all_ranks("heartbeat"):
+        made.feed(event, limit_s - 1)
+    assert made.verdict(limit_s - 1) is None
+    verdict = made.verdict(limit_s)
+    assert verdict is not None
+    assert verdict.startswith("rank 1 on node1, rank 2 on node2 did not meet the others within 120 s")
+
+
+def test_a_silent_rank_is_lost_and_a_heartbeat_keeps_one() -> None:
+    made = watch(*STARTED, *READY)
+    made.feed(Event("heartbeat", 0), 30)
+    made.feed(Event("heartbeat", 1), 30)
+    verdict = made.verdict(32)
+    assert verdict is not None
+    assert verdict.startswith("rank 2 on node2 is lost (nothing heard for 30 s)")
+
+
+def test_when_all_are_silent_the_way_to_the_head_is_suspected() -> None:
+    verdict = watch(*STARTED, *READY).verdict(32)
+    assert verdict is not None
+    assert verdict.startswith("all ranks are lost (nothing heard for 30 s): node1 or the way to it fails")
+
+
+def test_a_summary_that_rank_0_sends_for_all_is_no_sign_of_life() -> None:
+    made = watch(*STARTED, *READY)
+    made.feed(Event("rank_summary", 2), 30)
+    made.feed(Event("heartbeat", 0), 30)
+    made.feed(Event("heartbeat", 1), 30)
+    assert "rank 2 on node2 is lost" in str(made.verdict(32))
+
+
+def test_a_failure_is_judged_after_a_grace() -> None:
+    made = watch(*STARTED, ended(0, 1), at_s=1)
+    assert made.verdict(1 + FAILURE_GRACE_S) is None
+    assert made.verdict(1.1 + FAILURE_GRACE_S) is not None
+
+
+def test_the_victim_of_a_lost_peer_is_not_the_cause() -> None:
+    victim = ended(0, 1, "RuntimeError: Connection closed by peer [10.0.0.2]:4711")
+    made = watch(*STARTED, victim, ended(2, 137, "loading"))
+    assert made.cause() == (
+        "rank 2 on node2 was killed by signal 9: out of memory? see `dmesg` there; last output: loading"
+    )
+
+
+def test_nor_where_the_lost_peer_merely_failed() -> None:
+    victim = ended(0, 1, "Connection reset by peer")
+    made = watch(*STARTED, victim, ended(2, 1, "ValueError: 7"))
+    assert made.cause() == "rank 2 on node2 ended with exit code 1: ValueError: 7"
+
+
+def test_the_recipes_own_error_is_the_cause_before_a_bare_exit_code() -> None:
+    made = watch(*STARTED, ended(0, 1), Event("error", 2, data={"text": "no model"}), ended(2, 2))
+    assert made.cause() == "rank 2 on node2 ended with exit code 2: no model"
+
+
+def test_what_follows_a_verdict_does_not_change_it() -> None:
+    made = watch(*STARTED, *READY)
+    made.feed(Event("heartbeat", 0), 30)
+    made.feed(Event("heartbeat", 1), 30)
+    verdict = made.verdict(32)
+    made.feed(ended(0, 137), 33)
+    assert made.cause() == verdict
+
+
+def test_hydras_banner_tells_of_a_killed_wrapper() -> None:
+    event = parse_line("=   RANK 2 PID 5867 RUNNING AT node2")
+    assert (event.name, event.rank, event.node) == ("killed", 2, "node2")
+    cause = watch(*STARTED, event).cause()
+    assert cause is not None
+    assert cause.startswith("rank 2 on node2 was killed")
+
+
+def test_a_lost_connection_is_named_with_the_last_output() -> None:
+    cause = watch(*STARTED, Event("output", data={"text": "[0] step 5"})).cause()
+    assert cause == "node1: the connection ended in the middle of the run; last output: [0] step 5"
+
+
+def test_lines_that_are_no_whole_event_are_output() -> None:
+    for line in ("plain", "@clusterctl {", "@clusterctl []", '@clusterctl {"rank": 1}'):
+        assert parse_line(line) == Event("output", data={"text": line})
+
+
+# --- summary -----------------------------------------------------------------------------------
+
+RESULT = Event(
+    "result",
+    0,
+    data={"exact_match": 23.64, "f1": 42.44, "samples_per_s": 29.9, "epoch_s": 33.3, "dtype": "bf16"},
+)
+SPEEDS = [Event("rank_summary", rank, data={"samples_per_s": 10.0 + rank}) for rank in range(3)]
+
+
+def test_a_summary_in_lines() -> None:
+    summary = summarise(made_plan(), [*SPEEDS, RESULT], 92.04)
+    assert summary.lines() == (
+        "2 nodes, 3 ranks x 2 threads, bf16, 92 s",
+        "29.9 samples/s over all ranks, 33.3 s an epoch",
+        "slowest rank 0 on node1 10.00, fastest rank 2 on node2 12.00 samples/s",
+        "EM 23.6, F1 42.4",
+    )
+
+
+def test_a_run_that_only_evaluates_has_no_speed() -> None:
+    result = Event("result", 0, data={"exact_match": 1.0, "f1": 2.0})
+    assert summarise(made_plan(), [result], 5).lines() == (
+        "2 nodes, 3 ranks x 2 threads, 5 s",
+        "EM 1.0, F1 2.0",
+    )
+
+
+def test_a_failed_run_still_has_a_summary() -> None:
+    summary = summarise(made_plan(), [Event("warning", 0, data={"text": "slow"})], 5, "rank 1 failed")
+    assert (summary.problem, summary.warnings, summary.metrics) == ("rank 1 failed", ("slow",), {})
+    assert summary.to_json()["nodes"] == ("node1", "node2")
