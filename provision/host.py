@@ -133,7 +133,12 @@ class SshHost:
     def stream(self, script: str, *args: str) -> Stream:
         channel = self._session()
         channel.set_combine_stderr(True)
-        channel.exec_command(_as_sh(quoted(script, *args), sudo=False))
+        try:
+            channel.exec_command(_as_sh(quoted(script, *args), sudo=False))
+        except (OSError, EOFError, _ssh_exception()) as error:
+            raise ConnectError(
+                self._node.name, f"connection lost: {error or 'closed by the node'}"
+            ) from error
         return _ChannelStream(channel)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from provision.step import run_on_hosts
 from run.events import Event, parse_line
 from run.job import LaunchPlan, TrainJob
 from run.summary import RunSummary, summarise
-from run.transfer import fetch, pack, sweep, upload
+from run.transfer import fetch, forget, pack, sweep, upload
 from run.watch import Watch
 
 ALIVE_EVERY_S = 5.0  # head.py takes the operator for lost after 60 s
@@ -78,6 +78,9 @@ def train(
     folder, missing = _collect(chosen, plan, summary, runs_folder)
     if problem:
         raise LaunchError(f"{problem}; logs are in {folder / 'logs'}")
+    if not stopped and not missing:
+        # Kept after any other end: a checkpoint there may be all that is left of a long run.
+        run_on_hosts(chosen, lambda host: forget(host, plan.run_id))
     return RunOutcome(plan.run_id, STOPPED_CODE if stopped else 0, folder, summary, missing)
 
 

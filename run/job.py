@@ -135,8 +135,8 @@ def recipe_script(name: str) -> str:
 def with_script_args(job: TrainJob, args: Sequence[str]) -> TrainJob:
     """The job with the recipe's arguments as they must read on the nodes.
 
-    A data file of this machine is uploaded and its argument rewritten. The output folder is always the
-    run folder's, from where it is fetched, so an --output_dir of the user's is replaced.
+    A data file or a model's folder of this machine is uploaded and its argument rewritten. The output
+    folder is always the run folder's, from where it is fetched: an --output_dir of the user's is replaced.
     Raises SettingsError when a data file is not here.
     """
     rewritten: list[str] = []
@@ -144,7 +144,7 @@ def with_script_args(job: TrainJob, args: Sequence[str]) -> TrainJob:
     for name, value in _pairs(args):
         if name == "--output_dir" or value is None:
             rewritten += [] if name == "--output_dir" else [name]
-        elif name in UPLOADED_ARGUMENTS:
+        elif name in UPLOADED_ARGUMENTS or _is_model_here(name, value):
             target, uploads[target] = _upload(name, value)
             rewritten += [name, target]
         else:
@@ -180,9 +180,14 @@ def _pairs(args: Sequence[str]) -> list[tuple[str, str | None]]:
     return pairs
 
 
+def _is_model_here(name: str, value: str) -> bool:
+    """A folder of this machine; else it is a name on the hub, or a folder that the nodes have."""
+    return name == "--model_name_or_path" and (Path(value).expanduser() / "config.json").is_file()
+
+
 def _upload(name: str, value: str) -> tuple[str, Path]:
     source = Path(value).expanduser()
-    if not source.is_file():
+    if not source.exists() or (name in UPLOADED_ARGUMENTS and not source.is_file()):
         raise SettingsError(f"{name} {value}: no such file on this machine; give the path of one")
     return f"data/{name.strip('-')}/{source.name}", source.resolve()
 

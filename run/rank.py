@@ -151,6 +151,8 @@ def script_environment(
     node = plan.get("nodes", {}).get(place.node, {}).get("environment", {})
     return {
         "PYTHONUNBUFFERED": "1",
+        # c10d warns for every address that has no name in the DNS, where a rank's last line should tell why.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
         **preload(environ),
         **environ,
         **node,

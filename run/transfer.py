@@ -80,6 +80,12 @@ def fetch(host: Host, run_id: str, into: Path, *, with_output: bool) -> None:
         stream.close()
 
 
+def forget(host: Host, run_id: str) -> None:
+    """Remove the run's folder from the node, unless it holds checkpoints. Raises HostError."""
+    script = "cd ~/.clusterctl/runs && { ls -d %s/output/checkpoint-* >/dev/null 2>&1 || rm -rf %s; }"
+    host.run(script, run_id, run_id, timeout_s=SWEEP_TIMEOUT_S)
+
+
 def sweep(host: Host, run_id: str) -> tuple[int, int]:
     """Kill what the run left on the node: (processes killed, processes that would not go).
 

@@ -89,12 +89,26 @@ class Watch:
         if self._verdict:
             return self._verdict
         if self._failures:
-            return min(self._failures, key=lambda failure: (failure.telling, failure.order)).text
+            return self._most_telling()
         if self.all_done:
             return None
         if None in self._errors:
             return self._errors[None]
         return self._launcher_failed()
+
+    def _most_telling(self) -> str:
+        """Of all that failed, the one that says why.
+
+        A rank that told its error and has not ended yet is that one: its peers, told of it, may be quicker
+        to end than it is.
+        """
+        first = min(self._failures, key=lambda failure: (failure.telling, failure.order))
+        if first.telling == 0:
+            return first.text
+        for number, text in self._errors.items():
+            if number in self._ranks and not _PEER_LOST.search(text):
+                return f"{self._ranks[number].name}: {text}"
+        return first.text
 
     def _take_output(self, text: str) -> None:
         if text.strip():

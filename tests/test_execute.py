@@ -247,6 +247,7 @@ def test_checkpoints_stay_on_the_head(bench: Bench) -> None:
     outcome = bench.train(GOOD)
     assert not (outcome.folder / "output/checkpoint-5").exists()
     assert (bench.hosts[0].home / ".clusterctl/runs" / RUN_ID / "output/checkpoint-5").exists()
+    assert not (bench.hosts[1].home / ".clusterctl/runs" / RUN_ID).exists()
 
 
 def test_the_summary_is_made_of_the_recipes_events(bench: Bench) -> None:
@@ -397,13 +398,13 @@ def test_an_interrupted_operator_leaves_nothing_on_the_nodes(bench: Bench) -> No
 
 
 def test_the_sweep_finds_what_left_its_process_group(bench: Bench) -> None:
-    daemon = """subprocess.Popen(['sh', '-c', 'echo $$ > daemon; exec sleep 600'], start_new_session=True)
-    while not os.path.exists('daemon'): time.sleep(0.01)
+    daemon = """subprocess.Popen(['sh', '-c', 'echo $$ > ../../../daemon; exec sleep 600'], start_new_session=True)
+    while not os.path.exists('../../../daemon'): time.sleep(0.01)
 """
     bench.train(RANK_1 + daemon + GOOD)
     # Both simulated nodes see the same processes: which of them finds it first is chance.
     assert sum(event.data["killed"] for event in bench.named("sweep")) >= 1
-    pid = int((bench.hosts[1].home / ".clusterctl/runs" / RUN_ID / "daemon").read_text())
+    pid = int((bench.hosts[1].home / "daemon").read_text())
     await_death([pid], 2)
 
 

@@ -177,3 +177,15 @@ def test_a_failed_run_still_has_a_summary() -> None:
     summary = summarise(made_plan(), [Event("warning", 0, data={"text": "slow"})], 5, "rank 1 failed")
     assert (summary.problem, summary.warnings, summary.metrics) == ("rank 1 failed", ("slow",), {})
     assert summary.to_json()["nodes"] == ("node1", "node2")
+
+
+def test_a_rank_that_told_its_error_is_the_cause_though_its_peers_end_first() -> None:
+    told = Event("error", 0, None, {"text": "train.json is empty"})
+    assert watch(*STARTED, told, ended(1, 1, "noise")).cause() == "rank 0 on node1: train.json is empty"
+
+
+def test_what_a_peer_says_of_a_lost_rank_is_not_the_cause() -> None:
+    told = Event("error", 0, None, {"text": "lost another rank (Connection closed by peer)"})
+    cause = watch(*STARTED, told, ended(2, 139)).cause()
+    assert cause is not None
+    assert cause.startswith("rank 2 on node2 was killed by signal 11")
