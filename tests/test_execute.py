@@ -398,7 +398,8 @@ def test_an_interrupted_operator_leaves_nothing_on_the_nodes(bench: Bench) -> No
 
 
 def test_the_sweep_finds_what_left_its_process_group(bench: Bench) -> None:
-    daemon = """subprocess.Popen(['sh', '-c', 'echo $$ > ../../../daemon; exec sleep 600'], start_new_session=True)
+    daemon = """line = 'echo $$ > ../../../daemon; exec sleep 600'
+    subprocess.Popen(['sh', '-c', line], start_new_session=True)
     while not os.path.exists('../../../daemon'): time.sleep(0.01)
 """
     bench.train(RANK_1 + daemon + GOOD)
