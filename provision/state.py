@@ -114,7 +114,11 @@ class ClusterState:
                 raise ProviderError(
                     f"another `clusterctl up` or `down` of {self.name} is running; wait for it to end"
                 ) from None
-            yield
+            try:
+                yield
+            finally:
+                if not self.record.exists():  # a wrong option, say: nothing stands that needs a folder
+                    self.remove()
 
     def public_key(self) -> str:
         """The public half of the operator's key for this cluster, made on first use."""

@@ -232,6 +232,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(own, case):
 
     assert ended.code == 2
     assert message in ended.error_line
+    assert not own.state.exists()
 
 
 def test_up_without_root_says_what_is_needed(tmp_path):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 
 def main() -> None:
+    os.umask(0o022)  # nodes read the stack as another user than the one who builds it
     order = json.loads(sys.stdin.read())
     folder = Path(order["folder"])
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -173,7 +173,8 @@ def _tell(options: UpOptions, cluster: Cluster, result: SiteResult, seconds: flo
             }
         )
         return
-    print("\n".join(["", *recap_lines(recap)]))
+    if recap:
+        print("\n".join(["", *recap_lines(recap)]))
     for failure in result.failed:
         why = failure.detail.removeprefix(f"{failure.node}: ")
         print(f"failed: {failure.node}: {failure.play}: {failure.step}: {why}")
