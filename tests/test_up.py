@@ -101,19 +101,24 @@ def test_a_node_that_dies_in_the_middle_is_named_and_the_others_go_on(cluster):
     assert cluster("status").code == 0
 
 
-def test_a_full_disk_is_named_and_loses_nothing(cluster):
-    cluster.on("node2", "sudo sed -i '/node3/d' /etc/hosts; sudo dd if=/dev/zero of=/fill bs=1M", expect=1)
-    before = cluster.on("node2", "cat /etc/hosts")
+def test_a_full_disk_is_named_and_loses_nothing(own):
+    inventory = own.home / "small.yml"
+    inventory.write_text(
+        f"all: {{vars: {{clusterctl: {{name: {own.name}, nodes: 2, local: {{disk_mib: 64}}}}}}}}\n"
+    )
+    own.ok("up", "-i", str(inventory))
+    own.on("node2", "sudo sed -i '/node1/d' /etc/hosts; sudo dd if=/dev/zero of=/fill bs=1M", expect=1)
+    before = own.on("node2", "cat /etc/hosts")
 
-    ended = cluster("up")
+    ended = own("up")
 
     assert ended.code == 1
     assert "failed: node2: base: block" in ended.out
     assert "No space left on device" in ended.out
-    assert cluster.on("node2", "cat /etc/hosts") == before
-    assert "node2: 0.0 GiB free" in cluster("train", "run_qa", "--dry-run").err
-    cluster.on("node2", "sudo rm /fill")
-    assert cluster.json("up")["failed"] == []
+    assert own.on("node2", "cat /etc/hosts") == before
+    assert "node2: 0.0 GiB free" in own("train", "run_qa", "--dry-run").err
+    own.on("node2", "sudo rm /fill")
+    assert own.json("up")["failed"] == []
 
 
 def test_exec_groups_the_same_output_and_returns_the_highest_code(cluster):
