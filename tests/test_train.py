@@ -256,3 +256,26 @@ def test_a_file_without_a_usable_answer_is_named(cluster, tmp_path):
     ended = cluster("train", "run_qa", "--", "--train_file", path)
     assert ended.code == 1
     assert "train.json" in ended.error_line
+
+
+@pytest.mark.slow
+def test_the_model_loads_in_the_question_answering_pipeline(cluster, stack, tmp_path):
+    """transformers 5 removed that pipeline; the last 4.x, which many people still run, has it."""
+    cluster.ok("train", "run_qa", "--", *SHORT)
+    older = ["transformers==4.57.1", "huggingface-hub<1", "tokenizers<0.23"]
+    older += ["requests", "urllib3", "charset-normalizer", "certifi", "idna"]
+    pip = [stack / "bin" / "python", "-m", "pip", "install", "-q", "--no-deps", "--target", tmp_path]
+    subprocess.run([*pip, *older], check=True)
+    ask = (
+        "import sys; from transformers import pipeline;"
+        "ask = pipeline('question-answering', model=sys.argv[1]);"
+        "print(ask(question='Who wrote it?', context='Ada wrote it.')['answer'])"
+    )
+    done = subprocess.run(
+        [stack / "bin" / "python", "-c", ask, run_folder(cluster) / "output"],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in "Ada wrote it."
