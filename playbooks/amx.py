@@ -49,10 +49,8 @@ def judge(facts: NodeFacts) -> AmxVerdict:
 
 def _silicon_fix(facts: NodeFacts) -> str:
     if facts.cpu.vendor != "GenuineIntel":
-        return "needs an Intel Xeon, Sapphire Rapids or newer; or train without: require_amx: false"
-    return (
-        "needs Sapphire Rapids or newer, not masked by the hypervisor; or train without: require_amx: false"
-    )
+        return "needs an Intel Xeon, Sapphire Rapids or newer"
+    return "needs Sapphire Rapids or newer, not masked by the hypervisor"
 
 
 def kernel_version(release: str) -> tuple[int, int]:
@@ -70,7 +68,8 @@ def steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
     if not cluster.require_amx:
         return ()
     verdict = judge(facts[node.name])
-    return (Verdict("AMX flags and kernel", verdict.problem, verdict.fix),)
+    fix = f"{verdict.fix}; or train without: require_amx: false"
+    return (Verdict("AMX flags and kernel", verdict.problem, fix),)
 
 
 PLAYBOOK = Playbook("amx", steps)

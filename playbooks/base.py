@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from provision.facts import NodeFacts
@@ -41,9 +42,19 @@ def packages(facts: NodeFacts) -> Step:
         return Verdict(
             "packages", f"distribution {facts.os_id!r} is not supported", "use Debian 12+ or Ubuntu 24.04+"
         )
-    renamed = float(facts.os_version or 0) >= _TCMALLOC_RENAMED[facts.os_id]
+    renamed = _release(facts.os_version) >= _TCMALLOC_RENAMED[facts.os_id]
     tcmalloc = "libtcmalloc-minimal4t64" if renamed else "libtcmalloc-minimal4"
     return AptPackages(("openssh-client", "python3", "python3-venv", tcmalloc))
+
+
+def _release(version: str) -> float:
+    """24.04 of "24.04.1"; one without a number (Debian sid) is newer than all.
+
+    >>> _release("24.04.1")
+    24.04
+    """
+    match = re.match(r"\d+(\.\d+)?", version)
+    return float(match[0]) if match else float("inf")
 
 
 def clock_problem(facts: NodeFacts) -> str | None:

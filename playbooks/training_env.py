@@ -46,9 +46,7 @@ class StackBuilt:
 
 # Unpacked beside its place and renamed: a copy that was cut off never looks complete. The key is the
 # user's, so ssh and the reading run as the user; only the unpacking needs root.
-_PUSH = """
-cd %s && tar -cf - . | ssh %s sudo -n sh -c %s
-"""
+_PUSH = "cd %s && tar -cf - . | ssh %s sudo -n sh -c %s"
 _UNPACK = """
 set -e; rm -rf %s; mkdir -p %s; tar -xf - -C %s; rm -rf %s; mv %s %s
 """
@@ -86,7 +84,9 @@ class StackCopied:
         partial = f"{self.stack.path}.partial"
         unpack = quoted(_UNPACK, partial, partial, partial, self.stack.path, partial, self.stack.path)
         for worker in self.workers:
-            host.run(_PUSH, self.stack.path, worker, quoted("%s", unpack), timeout_s=_BUILD_LIMIT_S)
+            push = quoted(_PUSH, self.stack.path, worker, quoted("%s", unpack))
+            # sh alone would miss a tar that failed after it had sent something.
+            host.run("exec bash -o pipefail -c %s", push, timeout_s=_BUILD_LIMIT_S)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,9 @@ def _ended(command: Callable[Command, int]) -> Callable[Command, None]:
         except KeyboardInterrupt:
             print("\nclusterctl: interrupted; `clusterctl status` shows what stands", file=sys.stderr)
             code = 130
+        except PermissionError as error:
+            print(f"clusterctl: {error.filename}: {error.strerror}; may you write there?", file=sys.stderr)
+            code = 1
         except BrokenPipeError:  # `clusterctl status | head`
             sys.stderr.close()
             code = 141
@@ -102,10 +105,10 @@ def train(
     ] = None,
     name: Name = None,
     ppn: Annotated[
-        int | None, typer.Option("--ppn", help="Ranks on each node; else one per NUMA node.")
+        int | None, typer.Option("--ppn", min=1, help="Ranks on each node; else one per NUMA node.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", help="OpenMP threads of each rank; else its cores.")
+        int | None, typer.Option("--threads", min=1, help="OpenMP threads of each rank; else its cores.")
     ] = None,
     rendezvous_timeout_s: Annotated[
         float | None, typer.Option("--rendezvous-timeout", help="Seconds for all ranks to meet (120).")

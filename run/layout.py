@@ -149,7 +149,7 @@ def _check_counts(node: str, ppn: int, settings: LayoutSettings, cores: int, lim
     has = f"it has {limit}" + (f" (of {cores}, by its CPU quota)" if limit < cores else "")
     threads = settings.threads
     if ppn < 1 or (threads is not None and threads < 1) or (settings.comm_cores or 0) < 0:
-        raise SettingsError(f"{node}: --ppn and --threads count from 1, --comm-cores from 0; correct them")
+        raise SettingsError(f"{node}: --ppn and --threads count from 1")
     if ppn > limit:
         raise SettingsError(f"{node}: {ppn} ranks need {ppn} cores, {has}; lower --ppn")
     if threads is not None and ppn * threads > limit:

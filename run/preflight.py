@@ -70,8 +70,16 @@ def check(
     findings = [_silent(name, result) for name, result in seen.items() if isinstance(result, ClusterctlError)]
     findings += judge(cluster, answered, facts, job)
     if findings:
-        raise LaunchError("\n".join(str(finding) for finding in findings))
+        raise LaunchError("\n".join(grouped(findings)))
     return Ready(int(answered[cluster.head.name].answers["free_port"]))
+
+
+def grouped(findings: Sequence[Finding]) -> list[str]:
+    """A line for each thing that is wrong, with all the nodes that have it."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for finding in findings:
+        nodes.setdefault((finding.problem, finding.fix), []).append(finding.node)
+    return [f"{', '.join(names)}: {problem}; {fix}" for (problem, fix), names in nodes.items()]
 
 
 def judge(

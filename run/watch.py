@@ -175,7 +175,7 @@ class Watch:
 
     def _launcher_failed(self) -> str:
         said = self._said()
-        blamed = _NO_PROXY.search(said)
+        blamed = _NO_PROXY.search(" ".join(self._output))
         if blamed:
             return (
                 f"{blamed[1]}: {self._head} cannot start processes there over ssh; try "
@@ -188,7 +188,8 @@ class Watch:
         return f"{self._head}: the launcher ended with exit code {self._launcher_code}{who}; {said}"
 
     def _said(self) -> str:
-        return f"last output: {' | '.join(self._output)}" if self._output else "there was no output"
+        # The last line alone: hydra's own are many and say little.
+        return f"last output: {self._output[-1][:200]}" if self._output else "there was no output"
 
 
 def _names(ranks: list[_Rank]) -> str:

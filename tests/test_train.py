@@ -220,6 +220,7 @@ WRONG = {
     "a missing file": (("train", "run_qa", "--", "--train_file", "no.json"), 2, "no.json: no such file"),
     "too many ranks": (("train", "run_qa", "--ppn", "99"), 2, "node1: 99 ranks need 99 cores, it has"),
     "an unknown argument": (("train", "run_qa", "--", "--learning_rat", "1"), 1, "--learning_rat"),
+    "its own option": (("train", "run_qa", "--", "--dry-run"), 2, "put it before `--`"),
     "no such model": (("train", "run_qa", "--", "--model_name_or_path", "/none"), 1, "/none"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -193,7 +194,7 @@ def test_grow_shrink_and_down_leave_nothing_behind(own):
     assert not own.state.exists()
     assert (output("ip", "-br", "link"), output("ip", "route")) == (links, routes)
     assert own("down", "--yes").code == 0
-    assert own("status").out == f"no cluster {own.name} is up\n"
+    assert f"no cluster '{own.name}'" in own("status").error_line
 
 
 def test_after_the_supervisor_was_killed_status_tells_and_up_makes_it_right(own):
@@ -221,10 +222,19 @@ def test_an_interrupted_up_is_gone_on_with(own):
     assert own.json("up", "--nodes", "4")["failed"] == []
 
 
+def test_without_a_name_up_means_the_cluster_that_stands(own):
+    own.ok("up", "--nodes", "1")
+    argv = [sys.executable, "-m", "run.cli", "up", "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, env=own.environment, cwd=own.home)
+
+    assert json.loads(done.stdout.splitlines()[-1])["cluster"] == own.name
+
+
 WRONG = {
     "zero nodes": (("up", "--nodes", "0"), "0 nodes: a cluster has at least one"),
     "no inventory": (("up", "-i", "nowhere.yml"), "nowhere.yml: No such file"),
     "train before up": (("train", "run_qa"), "run `clusterctl up"),
+    "a subnet that is none": (("up", "-i", "subnet.yml"), "subnet.yml:1: local: subnet"),
     "check before up": (("check-amx",), "run `clusterctl up"),
     "exec before up": (("exec", "--", "true"), "run `clusterctl up"),
 }
@@ -233,6 +243,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_one_line_and_exit_code_2(own, case):
     args, message = WRONG[case]
+    (own.home / "subnet.yml").write_text("all: {vars: {clusterctl: {local: {subnet: 10.0.0.0/33}}}}\n")
     ended = own(*args)
 
     assert ended.code == 2

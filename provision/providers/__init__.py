@@ -48,6 +48,9 @@ class Provider(Protocol):
     4. find() never changes anything.
     """
 
+    def check(self) -> None:
+        """Raises ProviderError when nodes cannot be made from here at all; changes nothing."""
+
     def create(self, wanted: Wanted, progress: Progress) -> tuple[Node, ...]:
         """All wanted nodes, in the order of `node_names`. Raises ProviderError."""
 

@@ -34,8 +34,9 @@ def _print(
     unreachable: Mapping[str, ClusterctlError],
 ) -> None:
     rows = [(n, _cpu(facts[n]), _flags(v), _kernel(facts[n], v), _word(v)) for n, v in verdicts.items()]
-    print_table(("NODE", "CPU", "FLAGS", "KERNEL", "AMX"), rows)
-    print("FLAGS and KERNEL are what lscpu and uname say; no tile instruction was executed.")
+    if rows:
+        print_table(("NODE", "CPU", "FLAGS", "KERNEL", "AMX"), rows)
+        print("FLAGS and KERNEL are what lscpu and uname say; no tile instruction was executed.")
     for verdict in dict.fromkeys(verdicts.values()):
         if verdict.problem:
             names = [name for name, each in verdicts.items() if each == verdict]

@@ -12,6 +12,7 @@ from provision.errors import SettingsError
 from provision.host import SshHost
 from provision.model import Cluster
 from provision.state import ClusterState, choose_name
+from provision.step import run_on_hosts
 
 
 @contextlib.contextmanager
@@ -32,6 +33,26 @@ def standing_cluster(name: str | None) -> tuple[ClusterState, Cluster]:
     if cluster is None or not cluster.nodes:
         raise SettingsError(f"cluster {state.name} is half made; run `clusterctl up` to go on, or `down`")
     return state, cluster
+
+
+def active_runs(cluster: Cluster) -> str:
+    """A sentence that names the runs still active, for the question before nodes go; empty without any.
+
+    Nodes that do not answer cannot be asked and hold nobody up.
+    """
+    look = "pgrep -af '[.]clusterctl/runs/.*/rank[.]py' | grep -o 'runs/[^/]*' | sort -u"
+    with open_hosts(cluster) as hosts:
+        seen = run_on_hosts(hosts, lambda host: host.run(look, timeout_s=10).stdout.split())
+    runs = {run for found in seen.values() if isinstance(found, list) for run in found}
+    return "".join(f"{run.removeprefix('runs/')} is training and would be lost. " for run in sorted(runs))
+
+
+def count(number: int, noun: str) -> str:
+    """
+    >>> count(1, "node"), count(2, "node")
+    ('1 node', '2 nodes')
+    """
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def confirm(question: str, *, yes: bool) -> None:

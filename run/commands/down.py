@@ -9,7 +9,7 @@ from provision.model import Cluster
 from provision.providers import provider_named
 from provision.report import report_for
 from provision.state import ClusterState, choose_name, recorded_names
-from run.commands.common import confirm, print_json
+from run.commands.common import active_runs, confirm, count, print_json
 
 
 def down(name: str | None, *, yes: bool, as_json: bool) -> int:
@@ -17,11 +17,10 @@ def down(name: str | None, *, yes: bool, as_json: bool) -> int:
     cluster = _found(name)
     state = ClusterState(cluster.name)
     nodes = [node.name for node in cluster.nodes]
-    if state.record.exists():
-        confirm(
-            f"Remove cluster {cluster.name} ({len(nodes)} {cluster.provider} nodes, with all they hold)?",
-            yes=yes,
-        )
+    recorded = state.record.exists()
+    if recorded and not yes:
+        what = f"{count(len(nodes), 'node')} of provider {cluster.provider}, with all they hold"
+        confirm(f"{active_runs(cluster)}Remove cluster {cluster.name} ({what})?", yes=yes)
     with state.locked(), report_for(as_json=as_json, nodes=nodes) as report:
         provider_named(cluster.provider).destroy(cluster, report.progress)
     sshconfig.exclude(cluster.name)
@@ -29,12 +28,15 @@ def down(name: str | None, *, yes: bool, as_json: bool) -> int:
     if as_json:
         print_json({"event": "down", "cluster": cluster.name, "removed": nodes})
     else:
-        print(
-            f"cluster {cluster.name}: {len(nodes)} nodes removed"
-            if nodes
-            else f"cluster {cluster.name} is down"
-        )
+        print(_said(cluster.name, len(nodes), recorded=recorded))
     return 0
+
+
+def _said(name: str, nodes: int, *, recorded: bool) -> str:
+    if recorded:
+        return f"cluster {name}: {count(nodes, 'node')} removed"
+    others = recorded_names()
+    return f"no cluster {name} is up" + (f"; there is {', '.join(others)}" if others else "")
 
 
 def _found(name: str | None) -> Cluster:

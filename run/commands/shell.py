@@ -19,17 +19,18 @@ def ssh(name: str | None, node: str | None, command: Sequence[str]) -> int:
     """Become OpenSSH's ssh, with the cluster's keys and pinned host keys. Returns only on error."""
     state, cluster = standing_cluster(name)
     target = cluster.node(node) if node else cluster.head
-    os.execvp("ssh", ["ssh", "-F", str(state.ssh_config), target.name, *command])  # noqa: S606
+    line = [_shell_line(command)] if command else []
+    os.execvp("ssh", ["ssh", "-F", str(state.ssh_config), target.name, *line])  # noqa: S606
 
 
 def exec_on_all(name: str | None, command: Sequence[str], *, as_json: bool) -> int:
     """Run a command on all nodes at once; nodes that printed the same are shown together.
 
-    One word is a line of shell, several are a command with its arguments. Returns the highest exit code,
+    Returns the highest exit code,
     255 standing for a node that cannot be reached.
     """
     _, cluster = standing_cluster(name)
-    script = command[0] if len(command) == 1 else shlex.join(command)
+    script = _shell_line(command)
 
     def run(host: Host) -> CommandResult:
         return host.run(script, expect=range(256))
@@ -41,6 +42,11 @@ def exec_on_all(name: str | None, command: Sequence[str], *, as_json: bool) -> i
     else:
         _print_grouped(done)
     return max(_code(result) for result in done.values())
+
+
+def _shell_line(command: Sequence[str]) -> str:
+    """One word is a line of shell, several are a command with its arguments."""
+    return command[0] if len(command) == 1 else shlex.join(command)
 
 
 def _code(result: CommandResult | ClusterctlError) -> int:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from provision.model import Cluster
 from provision.providers import NodeState, provider_named
-from provision.state import ClusterState, recorded_names
-from run.commands.common import print_json, print_table
+from provision.state import ClusterState, choose_name, recorded_names
+from run.commands.common import count, print_json, print_table
 
 
 def status(name: str | None, *, as_json: bool) -> int:
     """Returns the exit code: 0 when every recorded node runs, else 1."""
-    names = (name,) if name is not None else recorded_names()
+    names = (choose_name(name),) if name is not None else recorded_names()
     clusters = [cluster for cluster in (ClusterState(each).load() for each in names) if cluster is not None]
     states = {cluster.name: provider_named(cluster.provider).find(cluster) for cluster in clusters}
     if as_json:
         print_json([_as_json(cluster, states[cluster.name]) for cluster in clusters])
     elif not clusters:
-        print(f"no cluster{f' {name}' if name else ''} is up")
+        print("no cluster is up")
     for cluster in clusters if not as_json else ():
         _print_cluster(cluster, states[cluster.name])
     all_run = all(state is NodeState.RUNNING for found in states.values() for state in found.values())
@@ -24,7 +24,8 @@ def status(name: str | None, *, as_json: bool) -> int:
 
 
 def _print_cluster(cluster: Cluster, states: dict[str, NodeState]) -> None:
-    print(f"cluster {cluster.name}: {cluster.provider}, {len(cluster.nodes)} nodes, stack {cluster.stack}")
+    size = count(len(cluster.nodes), "node")
+    print(f"cluster {cluster.name}: {cluster.provider}, {size}, stack {cluster.stack}")
     rows = [
         (node.name, "head" if node == cluster.head else "worker", node.address, states[node.name].value)
         for node in cluster.nodes
@@ -32,7 +33,7 @@ def _print_cluster(cluster: Cluster, states: dict[str, NodeState]) -> None:
     if rows:
         print_table(("NODE", "ROLE", "ADDRESS", "STATE"), rows)
     if not rows or any(state is not NodeState.RUNNING for state in states.values()):
-        print("`clusterctl up` makes it right, `clusterctl down` removes it")
+        print(f"`clusterctl up --name {cluster.name}` makes it right, `down` removes it")
 
 
 def _as_json(cluster: Cluster, states: dict[str, NodeState]) -> dict[str, object]:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playbooks.amx import judge
-from provision.errors import ClusterctlError, LaunchError
+from provision.errors import ClusterctlError, LaunchError, SettingsError
 from provision.facts import NodeFacts
 from provision.host import SshHost
 from provision.model import Cluster
 from provision.play import gather
 from provision.stacks import stack_named
-from run.commands.common import open_hosts, print_json, print_table, standing_cluster
+from run.commands.common import count, open_hosts, print_json, print_table, standing_cluster
 from run.execute import RunOutcome
 from run.execute import train as execute
 from run.job import LaunchPlan, TrainJob, make_job
@@ -23,6 +23,8 @@ from run.launchers.mpirun import plan
 from run.layout import HEADINGS, LayoutSettings, NodeLayout, lay_out_all
 from run.preflight import check
 from run.progress import display_for
+
+OWN_OPTIONS = ("--name", "--ppn", "--threads", "--rendezvous-timeout", "--runs", "--dry-run", "--json")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class TrainOptions:
 
 def train(options: TrainOptions) -> int:
     """Returns the exit code: 0 when the run ended well, 130 when the user stopped it."""
+    _refuse_misplaced(options)
     job = make_job(options.recipe, options.script_args)
     if options.rendezvous_timeout_s is not None:
         job = replace(job, rendezvous_timeout_s=options.rendezvous_timeout_s)
@@ -68,6 +71,19 @@ def train(options: TrainOptions) -> int:
             )
         )
     return outcome.exit_code
+
+
+def _refuse_misplaced(options: TrainOptions) -> None:
+    """What was meant for clusterctl and stands after `--`, where only the recipe would see it."""
+    for arg in options.script_args:
+        name = arg.partition("=")[0]
+        if name in OWN_OPTIONS:
+            raise SettingsError(f"{name} is clusterctl's own option: put it before `--`")
+        if name in ("--help", "-h"):
+            raise SettingsError(
+                f"the arguments of {options.recipe} are those of Hugging Face's {options.recipe}.py; "
+                "README.md lists them"
+            )
 
 
 def _facts(cluster: Cluster, hosts: Sequence[SshHost]) -> dict[str, NodeFacts]:
@@ -98,9 +114,8 @@ def _show_plan(launch: LaunchPlan, *, as_json: bool) -> None:
 
 
 def _show_layout(launch: LaunchPlan, layouts: Mapping[str, NodeLayout]) -> None:
-    print(
-        f"run {launch.run_id}: {launch.world_size} ranks on {len(launch.nodes)} nodes, mpirun over ssh, gloo"
-    )
+    where = f"{count(launch.world_size, 'rank')} on {count(len(launch.nodes), 'node')}"
+    print(f"run {launch.run_id}: {where}, mpirun over ssh, gloo")
     print_table([heading.upper() for heading in HEADINGS], [layouts[node].row() for node in launch.nodes])
 
 

@@ -17,9 +17,9 @@ from provision.play import SiteResult, run_playbooks
 from provision.providers import Provider, Wanted, provider_named, settings_class
 from provision.report import Report, counts_by_node, recap_lines, report_for
 from provision.stacks import build_here, stack_named
-from provision.state import ClusterState
+from provision.state import ClusterState, choose_name, recorded_names
 from provision.step import Mode
-from run.commands.common import confirm, open_hosts, print_json
+from run.commands.common import active_runs, confirm, count, open_hosts, print_json
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ def up(options: UpOptions) -> int:
         recorded = state.load()
         names = _node_names(options, inventory, recorded)
         provider = provider_named(inventory.provider)
-        _confirm_shrink(options, state.name, recorded, names)
+        provider.check()
+        _confirm_shrink(options, recorded, names)
         with report_for(as_json=options.as_json, nodes=names) as report:
             if options.check:
                 cluster = _foreseen(recorded, names, report)
@@ -60,7 +61,7 @@ def _wanted_inventory(options: UpOptions) -> tuple[Inventory, ClusterState]:
     inventory = read_inventory(options.inventory)
     if options.name is not None:
         check_name(options.name, "--name")
-    state = ClusterState(options.name or inventory.name or DEFAULT_NAME)
+    state = ClusterState(_name(options, inventory))
     recorded = state.load()
     if recorded is not None and options.inventory is None:
         settings = settings_class(recorded.provider)(**recorded.settings)
@@ -73,6 +74,13 @@ def _wanted_inventory(options: UpOptions) -> tuple[Inventory, ClusterState]:
             f"{inventory.provider}; run `clusterctl down --name {state.name}` first, or choose another --name"
         )
     return replace(inventory, name=state.name), state
+
+
+def _name(options: UpOptions, inventory: Inventory) -> str:
+    """--name, else the inventory's, else the cluster that stands: as every other command chooses."""
+    if options.name is not None or options.inventory is not None:
+        return options.name or inventory.name
+    return choose_name(None) if recorded_names() else DEFAULT_NAME
 
 
 def _node_names(options: UpOptions, inventory: Inventory, recorded: Cluster | None) -> tuple[str, ...]:
@@ -88,10 +96,13 @@ def _node_names(options: UpOptions, inventory: Inventory, recorded: Cluster | No
     return (standing + tuple(f"node{number}" for number in range(len(standing) + 1, count + 1)))[:count]
 
 
-def _confirm_shrink(options: UpOptions, name: str, recorded: Cluster | None, names: Sequence[str]) -> None:
-    leaving = [node.name for node in recorded.nodes if node.name not in names] if recorded else []
-    if leaving and not options.check:
-        confirm(f"Remove {', '.join(leaving)} from cluster {name}?", yes=options.yes)
+def _confirm_shrink(options: UpOptions, recorded: Cluster | None, names: Sequence[str]) -> None:
+    if recorded is None or options.check or options.yes:
+        return
+    leaving = [node.name for node in recorded.nodes if node.name not in names]
+    if leaving:
+        question = f"{active_runs(recorded)}Remove {', '.join(leaving)} from cluster {recorded.name}?"
+        confirm(question, yes=options.yes)
 
 
 def _foreseen(recorded: Cluster | None, names: Sequence[str], report: Report) -> Cluster:
@@ -179,17 +190,16 @@ def _tell(options: UpOptions, cluster: Cluster, result: SiteResult, seconds: flo
         why = failure.detail.removeprefix(f"{failure.node}: ")
         print(f"failed: {failure.node}: {failure.play}: {failure.step}: {why}")
     if without_amx and not cluster.require_amx:
-        print(
-            f"note: no AMX on {_few(without_amx)}; require_amx is false, so training goes on without it "
-            "(`clusterctl check-amx` says why)"
-        )
+        print(f"note: no AMX on {_few(without_amx)}, and none required; `clusterctl check-amx` says why")
     if cluster.nodes and not options.check:
         end = (
             "the next `clusterctl up` goes on from here"
             if result.failed
             else "`clusterctl train run_qa` trains on it"
         )
-        print(f"cluster {cluster.name}: {len(cluster.nodes)} nodes in {seconds:.1f} s; {end}")
+        print(f"cluster {cluster.name}: {count(len(cluster.nodes), 'node')} in {seconds:.1f} s; {end}")
+    if options.check:
+        print("--check: nothing was changed")
 
 
 def _few(names: Sequence[str], most: int = 4) -> str:

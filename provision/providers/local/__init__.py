@@ -33,7 +33,7 @@ from provision.providers.local import control
 from provision.providers.local.asroot.network import MOST_NODES
 from provision.providers.local.control import stack_store
 from provision.providers.local.probe import which_answer
-from provision.providers.local.requirements import check_tools
+from provision.providers.local.requirements import check_tools, root_prefix
 from provision.providers.local.settings import LocalSettings
 from provision.providers.local.start import Start, cores_of_nodes, in_parallel, one_at_a_time
 
@@ -46,6 +46,11 @@ HOSTNAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 class LocalProvider:
     """Nodes on this machine; needs root, by itself or through `sudo -n`."""
+
+    def check(self) -> None:
+        """Raises ProviderError when a tool is missing here, or the way to be root."""
+        check_tools()
+        root_prefix()
 
     def create(self, wanted: Wanted, progress: Progress) -> tuple[Node, ...]:
         """All wanted nodes, in the order of `node_names`; those that answer are left alone.
@@ -145,7 +150,8 @@ def _alone(cluster: str) -> Iterator[None]:
     """
     control.runtime_dir(cluster)  # refuses a name that cannot be a file's
     deadline = time.monotonic() + BUSY_TIMEOUT_S
-    with (stack_store().parent / f"local-{cluster}.lock").open("w") as file:
+    # One file for all clusters: one for each name ever used would be left behind.
+    with (stack_store().parent / "local.lock").open("w") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,7 +159,7 @@ def _alone(cluster: str) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise ProviderError(
-                        f"{cluster}: another clusterctl is still changing it; try again"
+                        f"{cluster}: another clusterctl is still changing local nodes; try again"
                     ) from None
                 time.sleep(0.05)
         yield

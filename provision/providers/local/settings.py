@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from ipaddress import IPv4Network
 from typing import Any
 
 from provision.errors import SettingsError
@@ -46,6 +47,7 @@ class LocalSettings:
         if self.simulate_cpu is not None and self.simulate_cpu not in CPUS:
             known = ", ".join(CPUS)
             raise SettingsError(f"local: no CPU {self.simulate_cpu!r} to simulate; there is {known}")
+        self._check_subnet()
         self._check_rate()
 
     @classmethod
@@ -74,6 +76,12 @@ class LocalSettings:
         if self.cores is None:
             return ()
         return self.cores if isinstance(self.cores, tuple) else (str(self.cores),)
+
+    def _check_subnet(self) -> None:
+        try:
+            IPv4Network(self.subnet or "198.18.0.0/24")
+        except ValueError as error:
+            raise SettingsError(f"local: subnet {error}") from None
 
     def _check_rate(self) -> None:
         if self.link_rate is None:
