@@ -60,7 +60,7 @@ check: setup
 
 bench: setup
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[bench]'
-	$(BIN)/python tests/bench_control.py
+	$(BIN)/python tests/bench_control.py --laps 3
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

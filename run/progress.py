@@ -118,8 +118,8 @@ def news(event: Event) -> str:
     """
     if event.name == "phase":
         return f"phase: {event.data.get('name')}"
-    if event.name in ("warning", "error"):
-        return f"{event.name}: {event.text}"
+    if event.name == "warning":  # an error is told once, as the reason for the run's end
+        return f"warning: {event.text}"
     if event.name == "stop":
         return (
             "stopping the ranks on every node" if event.text == "stop" else "killing the ranks on every node"
