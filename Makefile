@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # What makes nodes of this machine; the nodes share its installed software, tcmalloc included.
-PACKAGES := python3-venv openssh-server openssh-client sudo iproute2 util-linux binutils
+PACKAGES := python3-venv openssh-server openssh-client sudo iproute2 util-linux
 
 .PHONY: help packages setup demo test test-slow check bench clean
 help:
