@@ -54,6 +54,9 @@ def _ended(command: Callable[Command, int]) -> Callable[Command, None]:
         except BrokenPipeError:  # `clusterctl status | head`
             sys.stderr.close()
             code = 141
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # all is done; a late Ctrl-C must not change the exit code
         raise typer.Exit(code)
 
     return run

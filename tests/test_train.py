@@ -202,7 +202,7 @@ def test_two_runs_at_once_are_refused_by_name(cluster):
     ended(process)
 
     assert second.code == 1
-    assert re.search(r"node1: run \S+-run_qa-\w+ is active", second.err)
+    assert re.search(r"node1, node2, node3: run \S+-run_qa-\w+ is active", second.err)
 
 
 def test_a_stack_that_differs_on_one_node_is_named_before_the_launch(own):
