@@ -10,7 +10,7 @@ import base64
 import socket
 from typing import TYPE_CHECKING
 
-from provision.errors import ConnectError
+from provision.errors import ConnectError, HostKeyError
 from provision.model import Node
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ def open_connection(node: Node, timeout_s: float) -> fabric.Connection:
     _pin_host_keys(connection.client, node)
     try:
         connection.open()
+    except paramiko.BadHostKeyException as error:
+        connection.close()
+        raise HostKeyError(node.name, _why_no_connection(node, error)) from error
     except (paramiko.SSHException, OSError, EOFError) as error:
         connection.close()
         raise ConnectError(node.name, _why_no_connection(node, error)) from error

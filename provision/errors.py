@@ -4,7 +4,8 @@ ClusterctlError
 ├── SettingsError      the inventory, an option or an argument is wrong; nothing was done
 ├── ProviderError      nodes cannot be made, found or removed
 ├── HostError          a node cannot be reached, or a command on it failed
-│   ├── ConnectError       no ssh session: refused, timed out, host key changed, key refused
+│   ├── ConnectError       no ssh session: refused, timed out, key refused
+│   │   └── HostKeyError   the host does not show the key that is pinned
 │   └── CommandError       a command ended with an exit code that is not expected
 ├── FactError          recorded text (lscpu, /proc ...) could not be understood
 ├── StepError          a playbook left drift on at least one node
@@ -46,7 +47,11 @@ class HostError(ClusterctlError):
 
 
 class ConnectError(HostError):
-    """No ssh session to the node: refused, timed out, host key changed, key refused."""
+    """No ssh session to the node: refused, timed out, key refused."""
+
+
+class HostKeyError(ConnectError):
+    """The host that answers does not show the key that is pinned for the node."""
 
 
 class CommandError(HostError):

@@ -64,6 +64,10 @@ def _ended(command: Callable[Command, int]) -> Callable[Command, None]:
 
 Name = Annotated[str | None, typer.Option("--name", help="The cluster; needed only where there are several.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Region = Annotated[
+    str | None, typer.Option("--region", help="EC2: what tags show there, without this machine's record.")
+]
+AllRegions = Annotated[bool, typer.Option("--all-regions", help="Every region that the account has enabled.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before anything is removed.")]
 
 
@@ -81,13 +85,24 @@ def up(
     yes: Yes = False,
     check: Annotated[bool, typer.Option("--check", help="Say what would change; change nothing.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show files before and after.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be made and what it costs; make nothing.")
+    ] = False,
+    bake: Annotated[
+        bool, typer.Option("--bake", help="EC2: make an image of the head, start the others from it.")
+    ] = False,
+    replace: Annotated[
+        list[str] | None, typer.Option("--replace", help="Remove this node and make it anew (repeatable).")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Bring up nodes, or make those that stand right; again = converge, resize."""
     from run.commands.up import UpOptions
     from run.commands.up import up as run_up
 
-    return run_up(UpOptions(inventory, name, nodes, yes, check, diff, as_json))
+    return run_up(
+        UpOptions(inventory, name, nodes, yes, check, diff, as_json, dry_run, bake, tuple(replace or ()))
+    )
 
 
 @app.command("check-amx")
@@ -148,11 +163,11 @@ def train(
 
 @app.command()
 @_ended
-def status(name: Name = None, as_json: Json = False) -> int:
+def status(name: Name = None, region: Region = None, as_json: Json = False) -> int:
     """Show what stands. Exit code 1 if a node does not run."""
     from run.commands.status import status as run_status
 
-    return run_status(name, as_json=as_json)
+    return run_status(name, region, as_json=as_json)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -183,11 +198,67 @@ def exec_(
 
 @app.command()
 @_ended
-def down(name: Name = None, yes: Yes = False, as_json: Json = False) -> int:
-    """Remove the cluster: nothing is left behind. Safe to run again."""
+def down(
+    name: Name = None,
+    region: Region = None,
+    images: Annotated[
+        bool, typer.Option("--images", help="EC2: also the images baked from this cluster.")
+    ] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> int:
+    """Remove the cluster: nothing is left behind, or billed. Safe to run again."""
     from run.commands.down import down as run_down
 
-    return run_down(name, yes=yes, as_json=as_json)
+    return run_down(name, region, images=images, yes=yes, as_json=as_json)
+
+
+@app.command()
+@_ended
+def extend(
+    ttl: Annotated[str, typer.Argument(help="So long from now: 90m, 12h, 3d; or none.")],
+    name: Name = None,
+    as_json: Json = False,
+) -> int:
+    """EC2: let a cluster end later, or earlier, than its ttl says."""
+    from run.commands.fleet import extend as run_extend
+
+    return run_extend(ttl, name, as_json=as_json)
+
+
+@app.command()
+@_ended
+def ls(region: Region = None, all_regions: AllRegions = False, as_json: Json = False) -> int:
+    """EC2: list every cluster in the account, whoever made it."""
+    from run.commands.fleet import ls as run_ls
+
+    return run_ls(region, all_regions=all_regions, as_json=as_json)
+
+
+@app.command()
+@_ended
+def gc(
+    region: Region = None, all_regions: AllRegions = False, yes: Yes = False, as_json: Json = False
+) -> int:
+    """EC2: remove what is left of half-made or expired clusters."""
+    from run.commands.fleet import gc as run_gc
+
+    return run_gc(region, all_regions=all_regions, yes=yes, as_json=as_json)
+
+
+@app.command()
+@_ended
+def images(
+    region: Region = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Delete all but the newest of each stack.")] = False,
+    keep: Annotated[int, typer.Option("--keep", min=0, help="How many of each stack --prune leaves.")] = 1,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> int:
+    """EC2: list the images that `up --bake` made; --prune deletes old ones."""
+    from run.commands.fleet import images as run_images
+
+    return run_images(region, prune=prune, keep=keep, yes=yes, as_json=as_json)
 
 
 def main() -> None:

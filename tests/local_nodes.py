@@ -67,7 +67,7 @@ class LocalCluster:
         return Cluster(self.name, "local", self.nodes)
 
     def states(self) -> list[NodeState]:
-        return list(self.provider.find(self.record).values())
+        return list(self.provider.find(self.record).states.values())
 
     def remove(self, *node_names: str) -> None:
         self.provider.remove(self.record, node_names, self.progress)

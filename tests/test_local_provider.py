@@ -529,7 +529,7 @@ class TestRealNodes:
 def test_destroy_and_find_of_a_cluster_that_never_was_need_no_root() -> None:
     never = Cluster("never-was", "local", ())
     LocalProvider().destroy(never, lambda name, what: None)
-    assert LocalProvider().find(never) == {}
+    assert LocalProvider().find(never).states == {}
 
 
 def test_cluster_name_that_leaves_its_folder_is_refused() -> None:

@@ -3,14 +3,14 @@ dataclass, and the shared contract test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
-from provision.errors import SettingsError
+from provision.errors import ProviderError, SettingsError
 from provision.model import Cluster, Node
 
 # Called with the node's name and what happens to it now ("starting", "ready", ...).
@@ -21,8 +21,18 @@ class NodeState(Enum):
     """What the provider sees of a node that the record names."""
 
     RUNNING = "running"
+    SILENT = "silent"  # it runs, and its sshd does not answer
     STOPPED = "stopped"
     GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the provider sees of a cluster: each node's state, those that the record does not name included,
+    and what else a person wants to know ("ends by itself at ..."), a line each."""
+
+    states: Mapping[str, NodeState]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,23 +49,51 @@ class Wanted:
     identity_file: Path
     public_key: str
     settings: Any
+    stack: str = ""
+    record: Callable[[tuple[Node, ...]], None] = lambda nodes: None
+    may_replace: bool = False
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What create() would do now: the nodes it would make, and the lines that say how and what it costs.
+
+    `usd_per_hour` is for all wanted nodes together; None where nobody sends a bill.
+    """
+
+    make: tuple[str, ...]
+    details: tuple[str, ...] = ()
+    usd_per_hour: float | None = None
+
+
+class NodesUnopenable(ProviderError):
+    """Nodes of that name stand, and nothing on this machine opens them: its state folder is gone, say.
+
+    create() raises it before it changes anything; with `Wanted.may_replace` it makes them anew instead.
+    """
 
 
 class Provider(Protocol):
     """1. create() finds what stands first and makes only what is missing; nothing is made twice.
     2. create() also revives nodes that stand but do not answer.
     3. remove() and destroy() tolerate absence and return when it is observed gone.
-    4. find() never changes anything.
+    4. settled(), forecast() and find() never change anything.
     """
 
-    def check(self) -> None:
-        """Raises ProviderError when nodes cannot be made from here at all; changes nothing."""
+    def settled(self, settings: Any) -> Any:
+        """The settings with what they leave to this machine's environment decided, for the record.
+
+        Raises ProviderError when nodes cannot be made from here at all.
+        """
+
+    def forecast(self, wanted: Wanted) -> Forecast:
+        """What create() would do. Raises ProviderError as it would."""
 
     def create(self, wanted: Wanted, progress: Progress) -> tuple[Node, ...]:
         """All wanted nodes, in the order of `node_names`. Raises ProviderError."""
 
-    def find(self, cluster: Cluster) -> dict[str, NodeState]:
-        """State of every node the record names."""
+    def find(self, cluster: Cluster) -> Found:
+        """What stands of it now."""
 
     def remove(self, cluster: Cluster, node_names: tuple[str, ...], progress: Progress) -> None:
         """Remove some nodes, leaving the others undisturbed."""
@@ -67,10 +105,22 @@ class Provider(Protocol):
         """The folder of this machine that its nodes see as /opt/clusterctl/stacks, None if they see none."""
 
 
+@runtime_checkable
+class Baker(Protocol):
+    """A provider whose nodes start from images, and that can make them."""
+
+    def baked(self, settings: Any, stack: str) -> str | None:
+        """The image with that stack that new nodes would start from, None when there is none."""
+
+    def bake(self, cluster: Cluster, stack: str, progress: Progress) -> str:
+        """Make an image of the head, without what is the cluster's own (keys, names); returns it."""
+
+
 # Provider -> its class and its settings dataclass, as "module:name". Imported only when used: boto3 alone
 # costs 0.2 s.
 PROVIDERS = {
     "local": ("provision.providers.local:LocalProvider", "provision.providers.local.settings:LocalSettings"),
+    "ec2": ("provision.providers.ec2:Ec2Provider", "provision.providers.ec2.settings:Ec2Settings"),
 }
 
 

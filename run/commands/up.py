@@ -5,21 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playbooks import amx, site
-from provision import sshconfig
 from provision.errors import SettingsError
 from provision.inventory import DEFAULT_NAME, DEFAULT_NODES, Inventory, check_name, read_inventory
 from provision.model import Cluster, Node
 from provision.play import SiteResult, run_playbooks
 from provision.providers import Provider, Wanted, provider_named, settings_class
 from provision.report import Report, counts_by_node, recap_lines, report_for
-from provision.stacks import build_here, stack_named
+from provision.stacks import stack_named
 from provision.state import ClusterState, choose_name, recorded_names
 from provision.step import Mode
+from run.commands.bake import bake
 from run.commands.common import active_runs, confirm, count, open_hosts, print_json
+from run.commands.making import Making, made
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class UpOptions:
     check: bool = False
     diff: bool = False
     as_json: bool = False
+    dry_run: bool = False
+    bake: bool = False
+    replace: tuple[str, ...] = ()
 
 
 def up(options: UpOptions) -> int:
@@ -40,18 +44,22 @@ def up(options: UpOptions) -> int:
     started = time.monotonic()
     inventory, state = _wanted_inventory(options)
     stack_named(inventory.stack)
+    if options.dry_run:
+        return _dry_run(options, inventory, state)
     with nullcontext() if options.check else state.locked():
         recorded = state.load()
         names = _node_names(options, inventory, recorded)
-        provider = provider_named(inventory.provider)
-        provider.check()
-        _confirm_shrink(options, recorded, names)
+        provider, inventory = _settled(inventory)
+        _confirm_leaving(options, recorded, names)
+        making = Making(provider, inventory, state, names, options.replace)
         with report_for(as_json=options.as_json, nodes=names) as report:
             if options.check:
                 cluster = _foreseen(recorded, names, report)
             else:
-                cluster = _make(provider, inventory, state, recorded, names, report)
-            result = _configure(cluster, state, Mode(options.check, options.diff), report)
+                if options.bake:
+                    bake(making, configure, report, yes=options.yes)
+                cluster = made(making, report, yes=options.yes)
+            result = configure(cluster, state, Mode(options.check, options.diff), report)
     _tell(options, cluster, result, time.monotonic() - started)
     return 1 if result.failed else 0
 
@@ -76,6 +84,11 @@ def _wanted_inventory(options: UpOptions) -> tuple[Inventory, ClusterState]:
     return replace(inventory, name=state.name), state
 
 
+def _settled(inventory: Inventory) -> tuple[Provider, Inventory]:
+    provider = provider_named(inventory.provider)
+    return provider, replace(inventory, provider_settings=provider.settled(inventory.provider_settings))
+
+
 def _name(options: UpOptions, inventory: Inventory) -> str:
     """--name, else the inventory's, else the cluster that stands: as every other command chooses."""
     if options.name is not None or options.inventory is not None:
@@ -96,13 +109,39 @@ def _node_names(options: UpOptions, inventory: Inventory, recorded: Cluster | No
     return (standing + tuple(f"node{number}" for number in range(len(standing) + 1, count + 1)))[:count]
 
 
-def _confirm_shrink(options: UpOptions, recorded: Cluster | None, names: Sequence[str]) -> None:
-    if recorded is None or options.check or options.yes:
+def _confirm_leaving(options: UpOptions, recorded: Cluster | None, names: Sequence[str]) -> None:
+    """Asks before nodes go that a person may still need. Raises SettingsError for unknown names."""
+    for name in options.replace:
+        if name not in names:
+            raise SettingsError(f"--replace {name}: the cluster has {', '.join(names)}")
+    if recorded is None or options.check:
         return
-    leaving = [node.name for node in recorded.nodes if node.name not in names]
+    leaving = [each.name for each in recorded.nodes if each.name not in names or each.name in options.replace]
     if leaving:
         question = f"{active_runs(recorded)}Remove {', '.join(leaving)} from cluster {recorded.name}?"
         confirm(question, yes=options.yes)
+
+
+def _dry_run(options: UpOptions, inventory: Inventory, state: ClusterState) -> int:
+    """What `up` would make and what that costs; nothing is made, and no key either."""
+    names = _node_names(options, inventory, state.load())
+    provider, inventory = _settled(inventory)
+    wanted = Wanted(
+        state.name, names, state.folder, state.identity_file, "", inventory.provider_settings,
+        stack=stack_named(inventory.stack).name,
+    )  # fmt: skip
+    seen = provider.forecast(wanted)
+    if options.as_json:
+        print_json(
+            {"cluster": state.name, "nodes": names, "make": seen.make, "usd_per_hour": seen.usd_per_hour}
+        )
+        return 0
+    would = f"would make {', '.join(seen.make)}" if seen.make else "all nodes stand"
+    print("\n".join([f"cluster {state.name}, {count(len(names), 'node')}: {would}", *seen.details]))
+    if seen.usd_per_hour is not None:
+        print(f"${seen.usd_per_hour:,.2f} an hour for {count(len(names), 'node')}")
+    print("--dry-run: nothing was made")
+    return 0
 
 
 def _foreseen(recorded: Cluster | None, names: Sequence[str], report: Report) -> Cluster:
@@ -119,45 +158,7 @@ def _foreseen(recorded: Cluster | None, names: Sequence[str], report: Report) ->
     return replace(recorded, nodes=tuple(standing[name] for name in names if name in standing))
 
 
-def _make(
-    provider: Provider,
-    inventory: Inventory,
-    state: ClusterState,
-    recorded: Cluster | None,
-    names: tuple[str, ...],
-    report: Report,
-) -> Cluster:
-    """Create and remove nodes until exactly the wanted ones stand, and record them.
-
-    The record is written before the first node is made, so that an interrupted `up` leaves a cluster that
-    `down` finds.
-    """
-    cluster = Cluster(
-        name=state.name,
-        provider=inventory.provider,
-        nodes=recorded.nodes if recorded else (),
-        require_amx=inventory.require_amx,
-        stack=inventory.stack,
-        shared_stack=provider.stack_store() is not None,
-        settings=asdict(inventory.provider_settings),
-    )
-    state.save(cluster)
-    leaving = tuple(node.name for node in cluster.nodes if node.name not in names)
-    if leaving:
-        provider.remove(cluster, leaving, report.progress)
-    wanted = Wanted(
-        state.name, names, state.folder, state.identity_file, state.public_key(), inventory.provider_settings
-    )
-    cluster = replace(cluster, nodes=provider.create(wanted, report.progress))
-    state.save(cluster)
-    sshconfig.include(state, cluster)
-    store = provider.stack_store()
-    if store is not None:
-        build_here(stack_named(cluster.stack), store, lambda line: report.note(f"stack: {line}"))
-    return cluster
-
-
-def _configure(cluster: Cluster, state: ClusterState, mode: Mode, report: Report) -> SiteResult:
+def configure(cluster: Cluster, state: ClusterState, mode: Mode, report: Report) -> SiteResult:
     if not cluster.nodes:
         return SiteResult()
     with open_hosts(cluster) as hosts:

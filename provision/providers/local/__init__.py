@@ -26,13 +26,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from provision.banner import which_answer
 from provision.errors import ProviderError
 from provision.model import Cluster, Node
-from provision.providers import NodeState, Progress, Wanted
+from provision.providers import Forecast, Found, NodeState, Progress, Wanted
 from provision.providers.local import control
 from provision.providers.local.asroot.network import MOST_NODES
 from provision.providers.local.control import stack_store
-from provision.providers.local.probe import which_answer
 from provision.providers.local.requirements import check_tools, root_prefix
 from provision.providers.local.settings import LocalSettings
 from provision.providers.local.start import Start, cores_of_nodes, in_parallel, one_at_a_time
@@ -47,10 +47,17 @@ HOSTNAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 class LocalProvider:
     """Nodes on this machine; needs root, by itself or through `sudo -n`."""
 
-    def check(self) -> None:
+    def settled(self, settings: Any) -> Any:
         """Raises ProviderError when a tool is missing here, or the way to be root."""
         check_tools()
         root_prefix()
+        return settings
+
+    def forecast(self, wanted: Wanted) -> Forecast:
+        """Nodes that do not stand would be made, on this machine and for nothing."""
+        reply = control.ask(wanted.name, FIND_TIMEOUT_S, do="state")
+        standing = _nodes(reply) if reply else {}
+        return Forecast(tuple(name for name in wanted.node_names if name not in standing))
 
     def create(self, wanted: Wanted, progress: Progress) -> tuple[Node, ...]:
         """All wanted nodes, in the order of `node_names`; those that answer are left alone.
@@ -61,6 +68,9 @@ class LocalProvider:
         _check_names(wanted.node_names)
         check_tools()
         with _alone(wanted.name):
+            standing = control.ask(wanted.name, FIND_TIMEOUT_S, do="state")
+            if standing is None:
+                wanted.record(())
             control.start_supervisor(wanted.name, settings.subnet)
             indexes = control.ask_living(wanted.name, do="reserve", nodes=wanted.node_names)["indexes"]
             standing = _nodes(control.ask_living(wanted.name, do="state"))
@@ -76,7 +86,7 @@ class LocalProvider:
             )
             return in_parallel(start.node, wanted.node_names)
 
-    def find(self, cluster: Cluster) -> dict[str, NodeState]:
+    def find(self, cluster: Cluster) -> Found:
         """GONE without a supervisor that knows the node; RUNNING when its sshd greets; else STOPPED."""
         reply = control.ask(cluster.name, FIND_TIMEOUT_S, do="state")
         standing = _nodes(reply) if reply else {}
@@ -84,7 +94,7 @@ class LocalProvider:
         answering = which_answer(
             {node.name: alive[node.name] for node in cluster.nodes if node.name in alive}
         )
-        return {node.name: _state(node.name, standing, answering) for node in cluster.nodes}
+        return Found({node.name: _state(node.name, standing, answering) for node in cluster.nodes})
 
     def remove(self, cluster: Cluster, node_names: tuple[str, ...], progress: Progress) -> None:
         """Nodes that are not there are passed over."""

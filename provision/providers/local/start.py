@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from provision.banner import wait_for_banner
 from provision.errors import ProviderError, SettingsError
 from provision.model import Node
 from provision.providers import Progress, Wanted
 from provision.providers.local import control
 from provision.providers.local.asroot.accounts import USER
-from provision.providers.local.probe import wait_for_banner
 from provision.providers.local.settings import LocalSettings, parse_cores
 
 # Starting a node is some forty short processes; more at once than this only makes each one slower.
