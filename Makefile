@@ -8,8 +8,9 @@ PYTHON ?= /usr/bin/python3
 VENV := .venv
 BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
-# What makes nodes of this machine; the nodes share its installed software, tcmalloc included.
-PACKAGES := python3-venv openssh-server openssh-client sudo iproute2 util-linux
+# What makes nodes of this machine; the nodes share its installed software, tcmalloc included. nftables is
+# for the tests' simulated EC2.
+PACKAGES := python3-venv openssh-server openssh-client sudo iproute2 util-linux nftables
 
 .PHONY: help packages setup demo test test-slow check bench clean
 help:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.command import Command, built_stack
+from tests.ec2_command import Ec2Command
+from tests.ec2sim import World
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +38,27 @@ def own(tmp_path: Path, stack: Path) -> Iterator[Command]:
         yield command
     finally:
         command("down", "--yes")
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory, stack: Path) -> Iterator[World]:
+    """A simulated EC2 whose image has the stack installed; every test leaves its account empty."""
+    with World.start(tmp_path_factory.mktemp("ec2"), stacks=str(stack.parent)) as world:
+        yield world
+
+
+@pytest.fixture
+def ec2(world: World, tmp_path: Path) -> Iterator[Ec2Command]:
+    """A cluster's command beside the simulated EC2; nothing is up yet, and nothing may be left."""
+    command = Ec2Command(f"ec2-{os.getpid()}", tmp_path, world)
+    command.write_inventory()
+    world.clear_faults()
+    world.reset_calls()
+    try:
+        yield command
+        world.clear_faults()
+        assert command("down", "--yes").code == 0
+        assert world.resources() == {}
+    finally:
+        world.clear_faults()
+        command("down", "--yes", "--images")

@@ -98,7 +98,7 @@ def ensure_key(
     for key in standing.keys:
         if key_of(key) == material(public_key):
             return key.name
-        account.ec2("delete_key_pair", KeyPairId=key.id)
+        account.ec2("delete_key_pair", KeyName=key.name)
     account.ec2(
         "import_key_pair",
         KeyName=wanted,

@@ -65,7 +65,7 @@ def _delete_rest(account: Account, standing: Standing) -> None:
     for placement in standing.placements:
         _tolerating(lambda each=placement: account.ec2("delete_placement_group", GroupName=each.name))  # type: ignore[misc]
     for key in standing.keys:
-        _tolerating(lambda key=key: account.ec2("delete_key_pair", KeyPairId=key.id))  # type: ignore[misc]
+        _tolerating(lambda key=key: account.ec2("delete_key_pair", KeyName=key.name))  # type: ignore[misc]
 
 
 def _tolerating(delete: Callable[[], object]) -> None:

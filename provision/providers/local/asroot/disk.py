@@ -25,6 +25,15 @@ def make_disk(folder: Path, size_mib: int) -> None:
 
 def fill_disk(folder: Path, image: Image, name: str, address: str, public_key: str) -> str:
     """Write what a first boot writes. Returns the public host key, "ssh-ed25519 AAAA..."."""
+    lay_out(folder, image)
+    make_home(folder / "root/home" / USER, image, public_key)
+    etc = folder / "upper/etc"
+    write_identity(etc, name, address)
+    return _make_host_key(etc, image, name)
+
+
+def lay_out(folder: Path, image: Image) -> None:
+    """The folders of `/`, empty but for its links, and an empty top layer for each overlaid one."""
     root = folder / "root"
     for entry, mode in {"": 0o755, **FRESH}.items():
         (root / entry).mkdir()
@@ -33,24 +42,31 @@ def fill_disk(folder: Path, image: Image, name: str, address: str, public_key: s
         (root / entry).symlink_to(target)
     for entry in image.overlaid:
         (root / entry).mkdir()
+    (root / STACKS).mkdir(parents=True)
+    add_top_layer(folder, image)
+
+
+def add_top_layer(folder: Path, image: Image) -> None:
+    for entry in image.overlaid:
         _folder(folder / "upper" / entry, image.layers / entry)
         (folder / "work" / entry).mkdir(parents=True)
-    (root / STACKS).mkdir(parents=True)
-    _home(root / "home" / USER, image, public_key)
-    return _identity(folder / "upper/etc", image, name, address)
 
 
-def _identity(etc: Path, image: Image, name: str, address: str) -> str:
+def write_identity(etc: Path, name: str, address: str) -> None:
     (etc / "hostname").write_text(f"{name}\n")
     (etc / "hosts").write_text(f"127.0.0.1 localhost\n{address} {name}\n")
     (etc / "machine-id").write_text(os.urandom(16).hex() + "\n")
+
+
+def _make_host_key(etc: Path, image: Image, name: str) -> str:
     _folder(etc / "ssh", image.layers / "etc/ssh")
     key = etc / "ssh/ssh_host_ed25519_key"
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"root@{name}", "-f", str(key))
     return " ".join(key.with_suffix(".pub").read_text().split()[:2])
 
 
-def _home(home: Path, image: Image, public_key: str) -> None:
+def make_home(home: Path, image: Image, public_key: str) -> None:
+    """The home of `ubuntu`, who may log in with the key."""
     skeleton = Path("/etc/skel")
     if skeleton.is_dir():
         shutil.copytree(skeleton, home, symlinks=True)

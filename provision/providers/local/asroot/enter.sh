@@ -2,10 +2,10 @@
 # First life of a node's process 1: already in its own network, mount, pid, uts and ipc namespaces,
 # still on the machine's root. Makes the node's root, enters it, and hands over to init.sh.
 #
-# Environment: NAME ADDRESS PREFIX DISK LAYERS OVERLAID STACKS SIMULATED(folder or empty) RATE BURST(or empty)
-#              HERE (this folder). Protocol: prints the pids of this process as the kernel tells them from
-# the outermost namespace inwards; waits for a line (the link is there); prints "up" before sshd starts.
-# Standard error is the console.
+# Environment: NAME ADDRESS PREFIX GATEWAY(or empty) DISK LAYERS(one or more, the topmost first) OVERLAID
+#              STACKS(or empty) SIMULATED(folder or empty) RATE BURST(or empty) INIT(a program) DROPPED
+# Protocol: prints the pids of this process as the kernel tells them from the outermost namespace inwards;
+# waits for a line (the link is there); INIT prints "up" before sshd starts. Standard error is the console.
 set -eu
 umask 022
 
@@ -17,7 +17,9 @@ root=$DISK/root
 mount --bind "$root" "$root"
 cd "$root"
 for name in $OVERLAID; do
-    mount -t overlay -o "lowerdir=$LAYERS/$name:/$name,upperdir=$DISK/upper/$name,workdir=$DISK/work/$name" \
+    lower=
+    for layer in $LAYERS; do lower=$lower$layer/$name:; done
+    mount -t overlay -o "lowerdir=$lower/$name,upperdir=$DISK/upper/$name,workdir=$DISK/work/$name" \
         clusterctl "$name"
 done
 
@@ -46,10 +48,13 @@ ln -s /proc/self/fd/2 dev/stderr
 mount -t tmpfs -o mode=755,nosuid,nodev run run
 mkdir run/sshd run/clusterctl run/user
 mkdir -m 1777 run/lock
-cp "$HERE/init.sh" run/clusterctl/init
+cp "$INIT" run/clusterctl/init
+chmod 755 run/clusterctl/init
 
-mount --bind "$STACKS" opt/clusterctl/stacks
-mount -o remount,bind,ro,nosuid,nodev opt/clusterctl/stacks
+if [ -n "$STACKS" ]; then
+    mount --bind "$STACKS" opt/clusterctl/stacks
+    mount -o remount,bind,ro,nosuid,nodev opt/clusterctl/stacks
+fi
 
 if [ -n "$SIMULATED" ]; then
     for name in proc/cpuinfo sys/devices/system/cpu sys/devices/system/node; do
@@ -66,12 +71,11 @@ ip link set lo up
 ip address add "$ADDRESS/$PREFIX" brd + dev eth0
 [ -z "$RATE" ] || tc qdisc replace dev eth0 root tbf rate "$RATE" burst "$BURST" latency 25ms
 ip link set eth0 up
+[ -z "$GATEWAY" ] || ip route add default via "$GATEWAY"
 
 pivot_root . mnt
 cd /
 umount -l /mnt
-# Root of a node may do what root of a server does, but not to the machine's kernel: no modules,
-# no clock, no ports, no kernel log, no reboot.
-exec setpriv --bounding-set -sys_module,-sys_rawio,-sys_time,-sys_boot,-syslog \
+exec setpriv --bounding-set "$DROPPED" \
     env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 HOME=/root \
-    /bin/sh /run/clusterctl/init
+    /run/clusterctl/init

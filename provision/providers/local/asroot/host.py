@@ -22,6 +22,11 @@ HERE = Path(__file__).parent
 NEW_NAMESPACES = ("unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--")
 
 
+# Root of a node may do what root of a server does, but not to the machine's kernel: no modules, no clock,
+# no ports, no kernel log, no reboot.
+DROPPED = ("sys_module", "sys_rawio", "sys_time", "sys_boot", "syslog")
+
+
 class Place(NamedTuple):
     """What a node gets from its cluster. `link` is its end on the bridge, `stacks` the machine's folder."""
 
@@ -36,7 +41,16 @@ class Place(NamedTuple):
 
 
 class Host:
-    """A node's life: make() once, start() and stop() as often as wanted, remove() in the end."""
+    """A node's life: make() once, start() and stop() as often as wanted, remove() in the end.
+
+    A kind of host that differs (tests/ec2sim has one) overrides make(), link_commands() and these:
+    `init` becomes process 1, `gateway` is the address of the router beyond the subnet, `dropped` are the
+    capabilities that its root is without.
+    """
+
+    init: Path = HERE / "init.sh"
+    gateway: str = ""
+    dropped: tuple[str, ...] = DROPPED
 
     def __init__(self, name: str, place: Place, settings: Mapping[str, Any]) -> None:
         self.name = name
@@ -122,12 +136,14 @@ class Host:
         place, rate = self.place, self.settings.get("link_rate") or ""
         return {
             "PATH": os.environ["PATH"],
-            "HERE": str(HERE),
+            "INIT": str(self.init),
+            "DROPPED": ",".join(f"-{name}" for name in self.dropped),
             "NAME": self.name,
             "ADDRESS": str(place.address),
             "PREFIX": str(place.subnet.prefixlen),
+            "GATEWAY": self.gateway,
             "DISK": str(place.folder / "disk"),
-            "LAYERS": str(place.image.layers),
+            "LAYERS": " ".join(map(str, (*place.image.baked, place.image.layers))),
             "OVERLAID": " ".join(place.image.overlaid),
             "STACKS": place.stacks,
             "SIMULATED": place.simulated,
@@ -142,13 +158,17 @@ class Host:
             raise BrokenPipeError
         self.machine_pid, self._pid = int(pids[0]), int(pids[-2])
 
+    def link_commands(self) -> list[str]:
+        """For `ip`: what connects the host's link, which is there and down, to its network."""
+        return [f"link set {self.place.link} master {self.place.bridge} up"]
+
     def _add_link(self, pid: int) -> None:
         """The veth is made straight into the node: as "eth0", so that parallel starts cannot collide."""
         place = self.place
         address = mac(place.address)
         ip_batch([
             f"link add {place.link} type veth peer name eth0 address {address} netns {pid}",
-            f"link set {place.link} master {place.bridge} up",
+            *self.link_commands(),
         ])  # fmt: skip
         if self.settings.get("link_rate"):
             rate = str(self.settings["link_rate"])

@@ -60,12 +60,17 @@ MaxSessions 512
 
 
 class Image(NamedTuple):
-    """`layers` holds a folder for each overlaid system folder; `links` are the links of `/`."""
+    """`layers` holds a folder for each overlaid system folder; `links` are the links of `/`.
+
+    `baked` are layers over it, the newest first: `upper` folders of nodes' disks (see `disk`), for a node
+    that starts as another one was. Paths without spaces, commas and colons.
+    """
 
     layers: Path
     overlaid: tuple[str, ...]
     links: dict[str, str]
     uid: int
+    baked: tuple[Path, ...] = ()
 
 
 def prepare(layers: Path, sshd_extra: str = "", machine: Path = Path("/")) -> Image:
