@@ -1,4 +1,5 @@
 # make demo   the main job end to end on this machine: up, check-amx, train, down
+# make demo-ec2   the same on a simulated EC2, with the account looked through at the end
 # make test   every test but the slow ones
 # Both install what they need first, Debian packages included, and are safe to run again.
 
@@ -12,9 +13,9 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # for the tests' simulated EC2.
 PACKAGES := python3-venv openssh-server openssh-client sudo iproute2 util-linux nftables
 
-.PHONY: help packages setup demo test test-slow check bench clean
+.PHONY: help packages setup demo demo-ec2 test test-slow check bench clean
 help:
-	@sed -n 's/^# //p' $(MAKEFILE_LIST) | head -3
+	@sed -n 's/^# //p' $(MAKEFILE_LIST) | head -4
 
 setup: packages $(VENV)/.installed
 
@@ -50,6 +51,9 @@ $(VENV)/.installed: pyproject.toml
 demo: setup
 	@tests/demo.sh
 
+demo-ec2: setup
+	@tests/demo_ec2.sh
+
 test: setup
 	$(BIN)/python -m pytest -q -m "not slow"
 
@@ -62,6 +66,7 @@ check: setup
 bench: setup
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[bench]'
 	$(BIN)/python tests/bench_control.py --laps 3
+	$(BIN)/python -m tests.bench_ec2 --laps 3
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

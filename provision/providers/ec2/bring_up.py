@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from provision.providers.ec2.account import Account, all_at_once
 from provision.providers.ec2.contact import Contact
 from provision.providers.ec2.launches import Launches
 from provision.providers.ec2.settings import Ec2Settings, ttl_seconds
-from provision.providers.ec2.standing import Instance, Standing, by_id, look
+from provision.providers.ec2.standing import Instance, Standing, look
 from provision.providers.ec2.take_down import end_instances
 
 
@@ -46,11 +47,13 @@ class BringUp:
         cidrs = network.allowed_cidrs(self.settings)
         self._record(standing.by_node.values())
         order = self._order(standing, prospect, cidrs)
-        ids = [*self._standing_ids(standing), *self._launched(standing, prospect, order)]
-        launch.wait_until_running(self.account, ids)
-        instances = self._in_order(by_id(self.account, ids))
-        self._record(instances)
-        return self._met(instances)
+        chosen = self._standing(standing)
+        launched = self._launched(standing, prospect, order)
+        if launched or any(each.state != "running" for each in chosen):
+            found = launch.wait_until_running(self.account, [*(each.id for each in chosen), *launched])
+            chosen = self._in_order(found.values())
+            self._record(chosen)
+        return self._met(chosen)
 
     def _refuse_conflicts(self, standing: Standing) -> Standing:
         """Raises before anything is changed; with `may_replace`, ends what cannot be opened."""
@@ -87,7 +90,9 @@ class BringUp:
         self, standing: Standing, prospect: Prospect | None, cidrs: Sequence[str]
     ) -> launch.Order | None:
         """The key pair and the groups, made or made right; what to launch with when something is missing."""
-        name, labels = self.wanted.name, self._labels()
+        name, labels = self.wanted.name, functools.cache(self._labels)
+        if prospect:
+            labels()  # asks AWS who we are: once, before three threads do
         vpc = prospect.tries[0].subnet.vpc if prospect else ""
         ready = all_at_once(
             {
@@ -102,10 +107,10 @@ class BringUp:
             return None
         return launch.Order(
             name, prospect.image, ready["key"], ready["group"], ready["placement"], self._ends_at_s(standing),
-            labels, self.settings,
+            labels(), self.settings,
         )  # fmt: skip
 
-    def _placement(self, standing: Standing, labels: Mapping[str, str]) -> str | None:
+    def _placement(self, standing: Standing, labels: network.Labels) -> str | None:
         if not self.settings.together:
             return None
         return network.ensure_placement(self.account, standing, self.wanted.name, labels)
@@ -126,8 +131,8 @@ class BringUp:
         ttl_s = ttl_seconds(self.settings.ttl)
         return None if ttl_s is None else time.time() + ttl_s
 
-    def _standing_ids(self, standing: Standing) -> list[str]:
-        """Ids of the wanted instances that stand, stopped ones started; those nobody wants are ended."""
+    def _standing(self, standing: Standing) -> list[Instance]:
+        """The wanted instances that stand, stopped ones started; those nobody wants are ended."""
         chosen = standing.by_node
         unwanted = [each for each in chosen.values() if each.node not in self.wanted.node_names]
         end_instances(self.account, [*standing.surplus, *unwanted], self.progress)
@@ -135,7 +140,7 @@ class BringUp:
         stopped = [each.id for each in wanted if each.state == "stopped"]
         if stopped:
             self.account.ec2("start_instances", InstanceIds=stopped)
-        return [each.id for each in wanted]
+        return wanted
 
     def _launched(
         self, standing: Standing, prospect: Prospect | None, order: launch.Order | None
@@ -157,11 +162,9 @@ class BringUp:
             ids += launch.run(self.account, self.launches, order, nodes, prospect.tries, self.progress)
         return ids
 
-    def _in_order(self, found: Mapping[str, Instance]) -> list[Instance]:
+    def _in_order(self, found: Iterable[Instance]) -> list[Instance]:
         places = {name: at for at, name in enumerate(self.wanted.node_names)}
-        return sorted(
-            (each for each in found.values() if each.node in places), key=lambda each: places[each.node]
-        )
+        return sorted((each for each in found if each.node in places), key=lambda each: places[each.node])
 
     def _met(self, instances: Sequence[Instance]) -> tuple[Node, ...]:
         """Every instance with its own host key and an sshd that answers."""
@@ -232,7 +235,7 @@ class BringUp:
                 host_keys=tuple(filter(None, (known.host_keys.get(each.id) or known.first_key(each.id),))),
                 provider_id=each.id,
             )
-            for each in self._in_order({each.id: each for each in instances})
+            for each in self._in_order(instances)
         ]
         self.wanted.record(tuple(nodes))
 

@@ -10,14 +10,16 @@ another way than the network that ssh uses. It may lag by minutes and is not wai
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from provision.banner import wait_for_banner
-from provision.errors import ClusterctlError, HostKeyError, ProviderError
+from provision.errors import ClusterctlError, ConnectError, HostKeyError, ProviderError
 from provision.host import SshHost
 from provision.model import Node
 from provision.providers import Progress
@@ -27,6 +29,7 @@ from provision.providers.ec2.standing import Instance
 
 FIRST_SCRIPT_TIMEOUT_S = 600.0
 RELOAD_TIMEOUT_S = 20.0
+RELOAD_POLL_S = 0.05
 
 # cloud-init may still be busy with apt. An image that `up --bake` made carries its first cluster's
 # authorized_keys: from here on only this cluster's key opens the node.
@@ -125,9 +128,21 @@ class Contact:
             own = " ".join(said.stdout.splitlines()[-1].split()[:2])
             self.launches.learn(instance.id, own)
             host.run(_USE_OWN_KEY, sudo=True)
-        if not (wait_for_banner(self._address(instance), RELOAD_TIMEOUT_S) and self._shows(instance, own)):
-            raise ProviderError(f"{instance.node}: its sshd does not use its own host key; run up again")
+        self._wait_for(instance, own)
         return own
+
+    def _wait_for(self, instance: Instance, host_key: str) -> None:
+        """Until sshd has read its new key: for a moment it shows the old one, or does not listen."""
+        deadline = time.monotonic() + RELOAD_TIMEOUT_S
+        while True:
+            with contextlib.suppress(ConnectError):
+                if self._shows(instance, host_key):
+                    return
+            if time.monotonic() > deadline:
+                raise ProviderError(
+                    f"{instance.node}: its sshd does not take its own host key; run `clusterctl up` again"
+                )
+            time.sleep(RELOAD_POLL_S)
 
     def _shows(self, instance: Instance, host_key: str) -> bool:
         """Does a login find this host key? Raises ConnectError when there is no login at all."""

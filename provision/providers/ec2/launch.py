@@ -182,19 +182,21 @@ def run_parameters(order: Order, nodes: tuple[str, ...], place: Place, data: str
     return parameters
 
 
-def wait_until_running(account: Account, ids: Sequence[str], timeout_s: float = RUNNING_TIMEOUT_S) -> None:
-    """Returns when every instance runs or has ended, or the time is over; the caller looks which.
+def wait_until_running(
+    account: Account, ids: Sequence[str], timeout_s: float = RUNNING_TIMEOUT_S
+) -> dict[str, Instance]:
+    """The instances once each runs or has ended, or the time is over; the caller looks which.
 
     One call a poll, whatever the number of instances.
     """
     deadline = time.monotonic() + timeout_s
     for pause_s in _pauses():
         found = by_id(account, ids)
-        if all(each in found and found[each].state not in ("pending", "stopped") for each in ids):
-            return
-        if time.monotonic() > deadline:
-            return
+        settled = all(each in found and found[each].state not in ("pending", "stopped") for each in ids)
+        if settled or time.monotonic() > deadline:
+            return found
         time.sleep(pause_s)
+    raise AssertionError("pauses never end")
 
 
 def wait_until_gone(account: Account, ids: Sequence[str], timeout_s: float = RUNNING_TIMEOUT_S) -> None:

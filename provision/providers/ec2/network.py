@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any
@@ -20,6 +20,9 @@ from provision.providers.ec2.standing import Resource, Standing
 
 SSH_PORT = 22
 ADDRESS_TIMEOUT_S = 10.0
+
+# The tags of what is made; asked for only then, since it costs a call to AWS.
+Labels = Callable[[], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,7 @@ def public_address(service: str) -> str:
         ) from None
 
 
-def ensure_key(
-    account: Account, standing: Standing, name: str, public_key: str, labels: Mapping[str, str]
-) -> str:
+def ensure_key(account: Account, standing: Standing, name: str, public_key: str, labels: Labels) -> str:
     """The key pair's name; one that was made with another key is made anew (nodes keep theirs)."""
     wanted = tags.resource_name(name)
     for key in standing.keys:
@@ -103,7 +104,7 @@ def ensure_key(
         "import_key_pair",
         KeyName=wanted,
         PublicKeyMaterial=public_key.encode(),
-        TagSpecifications=tags.specifications(labels, "key-pair"),
+        TagSpecifications=tags.specifications(labels(), "key-pair"),
     )
     return wanted
 
@@ -123,7 +124,7 @@ def ensure_group(
     name: str,
     vpc: str,
     cidrs: Sequence[str],
-    labels: Mapping[str, str],
+    labels: Labels,
 ) -> str:
     """Id of the security group: port 22 from these addresses alone, everything inside the group."""
     if standing.groups:
@@ -135,7 +136,7 @@ def ensure_group(
             GroupName=tags.resource_name(name),
             Description=f"clusterctl: nodes of {name}",
             VpcId=vpc,
-            TagSpecifications=tags.specifications(labels, "security-group"),
+            TagSpecifications=tags.specifications(labels(), "security-group"),
         )["GroupId"]
         present = []
     wanted = wanted_permissions(group, cidrs)
@@ -184,7 +185,7 @@ def _authorize(account: Account, group: str, permissions: Sequence[Mapping[str, 
             raise
 
 
-def ensure_placement(account: Account, standing: Standing, name: str, labels: Mapping[str, str]) -> str:
+def ensure_placement(account: Account, standing: Standing, name: str, labels: Labels) -> str:
     """Name of the cluster placement group."""
     if standing.placements:
         return standing.placements[0].name
@@ -192,6 +193,6 @@ def ensure_placement(account: Account, standing: Standing, name: str, labels: Ma
         "create_placement_group",
         GroupName=tags.resource_name(name),
         Strategy="cluster",
-        TagSpecifications=tags.specifications(labels, "placement-group"),
+        TagSpecifications=tags.specifications(labels(), "placement-group"),
     )
     return tags.resource_name(name)

@@ -21,6 +21,8 @@ _GONE = ("InvalidGroup.NotFound", "InvalidPlacementGroup.Unknown", "InvalidKeyPa
 
 def end_instances(account: Account, instances: Sequence[Instance], progress: Progress) -> None:
     """Terminate them and wait until that is observed. Nothing to end is fine. Raises ProviderError."""
+    if not instances:
+        return
     live = [each for each in instances if each.live]
     if live:
         for each in live:
