@@ -32,7 +32,7 @@ def ls(region: str | None, *, all_regions: bool, as_json: bool) -> int:
         print(f"no cluster {'in any region' if all_regions else f'in {Account(region).region}'}")
         return 0
     print_table(
-        ("CLUSTER", "REGION", "NODES", "TYPE", "OWNER", "ABOUT AN HOUR", "ENDS"),
+        ("CLUSTER", "REGION", "NODES", "TYPE", "OWNER", "$/HOUR", "ENDS"),
         [_row(each) for each in found],
     )
     return 0
@@ -134,14 +134,14 @@ def _row(seen: Seen) -> tuple[str, ...]:
     instances = seen.instances
     kinds = sorted({f"{each.type}{' spot' if each.spot else ''}" for each in instances})
     dollars = sum(TYPES[each.type].usd_per_hour for each in instances if each.type in TYPES)
-    leftover = seen.leftover(time.time())
+    leftover = seen.leftover(time.time())  # on-demand prices of the table: asking would cost a call each
     return (
         seen.name,
         seen.region,
         str(len(instances)),
         ", ".join(kinds) or "-",
         ", ".join(seen.owners) or "-",
-        f"${dollars:.2f}" if instances else "-",
+        f"{dollars:.2f}" if instances else "-",
         leftover or _when(seen),
     )
 

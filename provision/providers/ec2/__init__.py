@@ -103,7 +103,7 @@ def notes(account: Account, standing: Standing) -> tuple[str, ...]:
         return (f"{account.region}: no instance; left: {', '.join(left)}",) if left else ()
     first = standing.live[0]
     kind = f"{len(standing.live)} x {first.type}{' spot' if first.spot else ''}"
-    return (f"{kind} in {first.zone}; {ends(standing.ends_at_s)}",)
+    return (f"{kind} in {first.zone}", ends(standing.ends_at_s))
 
 
 def ends(when_s: float | None) -> str:
@@ -111,7 +111,7 @@ def ends(when_s: float | None) -> str:
     if when_s is None:
         return "ttl none: it ends only with `clusterctl down`"
     shown = datetime.fromtimestamp(when_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    return f"ends by itself at {shown} ({_left(when_s - time.time())}); `clusterctl extend` moves that"
+    return f"ends by itself at {shown} ({_left(when_s - time.time())}); see `clusterctl extend`"
 
 
 def _left(seconds: float) -> str:
