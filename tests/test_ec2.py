@@ -184,8 +184,9 @@ def test_bake_starts_the_others_from_an_image_of_the_head(ec2: Ec2Command) -> No
     listed = json.loads(ec2.ok("images", "--json"))["images"]
     assert [image["state"] for image in listed] == ["available"]
     assert ec2.on("node1", "ssh node2 echo there") == "there\n"
-    # Another cluster starts from it too, and the first one's keys do not open it.
-    assert "authorized" not in ec2.on("node2", "sudo ls /etc/ssh")
+    # node2 started from the head's image, and has neither its private mesh key nor its host key.
+    assert "clusterctl_mesh" not in ec2.on("node2", "ls ~/.ssh")
+    assert ec2.on("node2", "cat /etc/hosts").count("node1") == 1
     assert ec2.on("node2", "grep -c ssh- ~/.ssh/authorized_keys").strip() == "2"
     ec2.ok("down", "--yes", "--images")
     assert ec2.world.resources() == {}

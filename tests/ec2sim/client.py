@@ -44,7 +44,7 @@ class World:
     def start(cls, folder: Path | str, *, detached: bool = False, **settings: Any) -> World:
         """A new world; `settings` are those of settings.Settings.
 
-        Unless `detached`, it ends with the process that starts it, too.
+        Unless `detached`, it ends with the thread that starts it, too.
         """
         world = cls(Path(folder).resolve())
         if any(letter in str(world.folder) for letter in " :,"):

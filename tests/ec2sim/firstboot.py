@@ -34,6 +34,14 @@ HOSTS_MARK = "# this host; in place of nss-myhostname (simulated)"
 SUPPORTED = {"ssh_keys", "ssh_authorized_keys", "write_files", "bootcmd", "runcmd", "ssh_deletekeys"}
 # `wait` collects every child, orphans included, as long as one of our own lives. sleep always does.
 FOR_EVER = "while :; do sleep infinity & wait; done"
+FINISHED = Path("/var/lib/cloud/instance/boot-finished")
+# As far as it is asked for: `cloud-init status [--wait]`.
+CLOUD_INIT = f"""\
+#!/bin/sh
+# simulated
+while [ "$2" = --wait ] && [ ! -e {FINISHED} ]; do sleep 0.05; done
+[ -e {FINISHED} ] && echo "status: done" || echo "status: running"
+"""
 
 Config = dict[str, Any]
 
@@ -80,6 +88,8 @@ def main() -> None:
 
 def first_boot(metadata: Metadata, kind: str) -> Config:
     """What comes before sshd. Returns the rest of the user data."""
+    FINISHED.unlink(missing_ok=True)
+    _write(Path("/usr/local/bin/cloud-init"), CLOUD_INIT, 0o755)
     config = read_user_data(metadata)
     _say_who_we_are()
     _run_script("bootcmd", _shell(config.get("bootcmd", [])))
@@ -170,7 +180,7 @@ def _finish(config: Config) -> None:
         _print_keys()
     except Exception:
         traceback.print_exc()
-    _write(Path("/var/lib/cloud/instance/boot-finished"), f"{time.time():.0f}\n")
+    _write(FINISHED, f"{time.time():.0f}\n")
     print("Cloud-init (simulated) finished", flush=True)
 
 

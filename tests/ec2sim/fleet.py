@@ -10,57 +10,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from moto.ec2.models.instances import Instance, InstanceState, StateReason
+from moto.ec2.models.instances import Instance, StateReason
 
 from provision.providers.local.asroot import Refused
 from provision.providers.local.asroot.host import Place
 from provision.providers.local.asroot.simulated_cpu import write as write_simulated_cpu
 from tests.ec2sim.firewall import Guarded
-from tests.ec2sim.hosts import Images, SimulatedHost, remove
+from tests.ec2sim.hosts import Images, SimulatedHost
+from tests.ec2sim.machine import Boot, Machine, host_name
 from tests.ec2sim.settings import Settings
 
-CODES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
 POWERED_OFF, RESTARTED = -2, -1
 INTERNAL_ERROR = StateReason("Server.InternalError: Internal error on launch", "Server.InternalError")
 SHUT_DOWN = StateReason(
     "Client.InstanceInitiatedShutdown: Instance initiated shutdown", "Client.InstanceInitiatedShutdown"
 )
-
-
-@dataclass(frozen=True)
-class Boot:
-    """How a first boot goes: "" is well; see World.next_boot for the kinds."""
-
-    kind: str = ""
-    seconds: float = 0.0
-
-
-@dataclass(eq=False)
-class Machine:
-    """An instance, and its host from the start of its boot to the end of its life."""
-
-    instance: Instance
-    region: str
-    link: str
-    boot: Boot
-    born: float = field(default_factory=time.monotonic)
-    host: SimulatedHost | None = None
-    console: str = ""
-    notice: dict[str, str] = field(default_factory=dict)
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-    @property
-    def state(self) -> str:
-        return str(self.instance._state.name)
-
-    @state.setter
-    def state(self, name: str) -> None:
-        self.instance._state = InstanceState(name, CODES[name])
 
 
 class Fleet:
@@ -219,7 +187,7 @@ class Fleet:
         with machine.lock:
             if machine.host:
                 machine.console = self.console(machine.instance.id)
-                remove(machine.host)
+                machine.host.remove()
                 machine.host = None
             with self.lock:
                 reason = machine.instance.state_reason
@@ -265,14 +233,6 @@ class Fleet:
             write_simulated_cpu(folder, self.settings.simulate_cpu)
             return str(folder)
         return ""
-
-
-def host_name(address: str) -> str:
-    """
-    >>> host_name("172.31.16.4")
-    'ip-172-31-16-4'
-    """
-    return "ip-" + address.replace(".", "-")
 
 
 def _in_background(what: Callable[..., Any], *arguments: Any) -> None:

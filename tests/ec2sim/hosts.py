@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,6 +56,7 @@ class SimulatedHost(Host):
             lay_out(disk, image)
             make_home(disk / "root/home" / USER, image, public_key)
             write_identity(disk / "upper/etc", self.name, str(self.place.address))
+            (disk / "upper/etc/hosts").write_text("127.0.0.1 localhost\n")
 
     def link_commands(self) -> list[str]:
         return attach_commands(self.place.link, str(self.place.address))
@@ -94,8 +94,3 @@ class Images:
         """Its files stay while the world lives, as hosts may run from them."""
         with self._lock:
             self._baked.pop(image_id, None)
-
-
-def remove(host: SimulatedHost) -> None:
-    host.remove()
-    shutil.rmtree(host.place.folder, ignore_errors=True)

@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from tests.ec2sim.fleet import Fleet, Machine
+from tests.ec2sim.fleet import Fleet
+from tests.ec2sim.machine import Machine
 
 NOT_FOUND = "404 - Not Found"
 

@@ -31,8 +31,9 @@ from tests.ec2sim import api, router
 from tests.ec2sim.api.cloud import Cloud, Fault
 from tests.ec2sim.api.inventory import resources
 from tests.ec2sim.api.offers import gateways
-from tests.ec2sim.fleet import Boot, Fleet
+from tests.ec2sim.fleet import Fleet
 from tests.ec2sim.hosts import Images
+from tests.ec2sim.machine import Boot
 from tests.ec2sim.metadata import Service
 from tests.ec2sim.settings import Settings
 

@@ -40,7 +40,7 @@ class Api:
     def _call(self, service: str, action: str, parameters: dict[str, Any]) -> Any:
         if service not in self._clients:
             session = boto3.session.Session("AKIASIMULATEDEC2WRLD", "simulated", region_name=self.region)
-            config = Config(retries={"max_attempts": 1})
+            config = Config(retries={"total_max_attempts": 1})
             self._clients[service] = session.client(service, endpoint_url=API, config=config)
         return getattr(self._clients[service], action)(**parameters)
 

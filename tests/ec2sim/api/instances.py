@@ -13,7 +13,7 @@ from typing import Any
 from moto.core.responses import ActionResult
 from moto.core.types import Base64EncodedString
 from moto.ec2 import utils
-from moto.ec2.models.instances import Instance
+from moto.ec2.models.instances import Instance, InstanceBackend
 
 from tests.ec2sim.api.cloud import Cloud, refuse, replaces, replaces_action
 from tests.ec2sim.api.spot import close_request
@@ -34,6 +34,7 @@ def install(cloud: Cloud) -> None:
     _install_life(cloud)
     _install_addresses()
     _install_consistency(cloud)
+    _install_options()
 
     @replaces_action("get_console_output")
     def console(_: Any, response: Any) -> ActionResult:
@@ -85,6 +86,20 @@ def _install_life(cloud: Cloud) -> None:
     def reboot(_: Any, instance: Any) -> None:
         _check_state(instance, ("running",), "rebooted")
         fleet.reboot(instance)
+
+
+def _install_options() -> None:
+    """moto forgets the options that a request does not name."""
+
+    @replaces(InstanceBackend, "modify_instance_metadata_options")
+    def modify(original: Any, backend: Any, instance_id: str, **named: Any) -> Any:
+        before = vars(backend.get_instance(instance_id).metadata_options).copy()
+        options = original(backend, instance_id, **named)
+        for name, value in before.items():
+            if getattr(options, name) is None:
+                setattr(options, name, value)
+        options.http_put_response_hop_limit = named["hop_limit"] or before["http_put_response_hop_limit"]
+        return options
 
 
 def _check_state(instance: Any, states: tuple[str, ...], what: str) -> None:
