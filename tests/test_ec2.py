@@ -343,3 +343,33 @@ def test_ctrl_c_ends_up_cleanly_and_the_next_goes_on(ec2: Ec2Command) -> None:
     assert "Traceback" not in err
     ec2.up()
     assert len(ec2.instances()) == 2
+
+
+def test_a_spot_notice_reaches_the_node(ec2: Ec2Command) -> None:
+    ec2.write_inventory(nodes=1, spot=True)
+    ec2.up()
+    ec2.world.interrupt(ec2.instances()["node1"], notice_s=60)
+    seen = ec2.on("node1", "for i in 1 2 3 4 5 6 7 8; do cat /run/clusterctl/notice && break; sleep 1; done")
+    assert json.loads(seen)["reason"] == "spot interruption"
+
+
+@pytest.mark.slow
+def test_a_spot_interruption_is_survived(ec2: Ec2Command) -> None:
+    """Notice, checkpoint, a new node in the old one's place, and on from the checkpoint to the end."""
+    ec2.write_inventory(nodes=2, spot=True)
+    ec2.up()
+    before = ec2.instances()
+    process = ec2.start("train", "run_qa", "--replace", "--", "--max_steps", "60")
+    assert process.stdout
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("step ") and "interrupted" not in lines:
+            lines.append("interrupted")
+            ec2.world.interrupt(before["node2"], notice_s=45)
+    assert process.wait() == 0, "".join(lines)
+    after = ec2.instances()
+    assert after["node1"] == before["node1"]
+    assert after["node2"] != before["node2"]
+    assert "making new nodes, and going on" in "".join(lines)
+    assert "EM" in "".join(lines)
