@@ -197,6 +197,8 @@ def host_keys_on(text: str) -> frozenset[str]:
 
 def ended(instance: Instance) -> str:
     """What became of an instance that should run, in words."""
+    if instance.state == "pending":
+        return f"{instance.id} is still starting; run `clusterctl up` again"
     why = f": {instance.why}" if instance.why else ""
     return f"{instance.id} is {instance.state}{why}; run `clusterctl up` again to have it replaced"
 
