@@ -78,6 +78,7 @@ class Contact:
         """
         if instance.state != "running":
             raise ProviderError(f"{instance.node}: {ended(instance)}")
+        self.progress(instance.node, f"{instance.id} runs, waiting for its sshd")
         if not wait_for_banner(self._address(instance), self.boot_limit_s):
             raise ProviderError(
                 f"{instance.node}: no sshd answers at {instance.address} {self.boot_limit_s:.0f} s after its "
