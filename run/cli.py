@@ -137,13 +137,21 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the mpirun line, environment and files; start nothing.")
     ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", help="Go on with this run, or the last: its arguments, its checkpoint."),
+    ] = None,
+    replace_nodes: Annotated[
+        bool,
+        typer.Option("--replace", help="Nodes that are about to end are made anew, and the run goes on."),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Train on all nodes: mpirun from the head, ranks laid out from each node's own cores.
 
     For example: clusterctl train run_qa -- --num_train_epochs 2 --learning_rate 3e-4
     """
-    from run.commands.train import TrainOptions
+    from run.commands.launch import TrainOptions
     from run.commands.train import train as run_train
 
     return run_train(
@@ -157,6 +165,8 @@ def train(
             runs_folder,
             dry_run,
             as_json,
+            resume,
+            replace_nodes,
         )
     )
 

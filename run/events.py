@@ -17,11 +17,13 @@ class Event:
     """One thing that happened. `name` is one of
 
     start heartbeat exit       from rank.py: rank, node, pid / code, last_lines, log
+    notice                     from rank.py: the node is about to end; reason, ends_at, left_s
     killed                     from hydra's banner: a rank.py that could not say goodbye
     ready progress phase warning error rank_summary result    from the recipe
+    checkpoint interrupted     from the recipe: path in the run folder, step; interrupted: it has ended there
     launcher_exit              from head.py: code
     output                     any other line: text
-    stop sweep lost            from the operator's side
+    stop sweep                 from the operator's side
     """
 
     name: str

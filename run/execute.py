@@ -10,28 +10,31 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provision.errors import ClusterctlError, LaunchError
 from provision.host import Host, Stream
 from provision.step import run_on_hosts
 from run.events import Event, parse_line
+from run.interruption import INTERRUPTED_CODE, Interruption
 from run.job import LaunchPlan, TrainJob
 from run.summary import RunSummary, summarise
-from run.transfer import fetch, forget, pack, sweep, upload
+from run.transfer import fetch, fetch_folder, forget, pack, sweep, upload
 from run.watch import Watch
 
 ALIVE_EVERY_S = 5.0  # head.py takes the operator for lost after 60 s
 KILL_GRACE_S = 10.0  # for head.py to report after "kill"; then its channel is closed
 STOPPED_CODE = 130  # what shells report for Ctrl-C
+REQUEST_FILE = "request.json"
 
 _START = "cd ~/.clusterctl/runs/%s && CLUSTERCTL_RUN_ID=%s exec %s head.py"
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended that did not fail: to its end (0), or stopped by the user (130).
+    """How a run ended that did not fail: to its end (0), stopped by the user (130), or before nodes that
+    were about to end (75; then summary.interruption says how far it came).
 
     `folder` is on this machine. `missing` says for nodes, by name, why their logs are not in it.
     """
@@ -73,15 +76,22 @@ def train(
         stopped = _Follower(chosen[0], plan, job, watch, note, stop_requests).follow()
     finally:
         unreachable = _sweep_all(chosen, plan, note)
-    problem = None if stopped else _name_the_node(watch.cause(), unreachable)
-    summary = summarise(plan, events, time.monotonic() - began_s, problem or ("stopped" if stopped else None))
-    folder, missing = _collect(chosen, plan, summary, runs_folder)
-    if problem:
-        raise LaunchError(f"{problem}; logs are in {folder / 'logs'}")
-    if not stopped and not missing:
+    interruption = None if stopped else watch.interruption(unreachable)
+    failed = None if stopped or interruption else _name_the_node(watch.cause(), unreachable)
+    duration_s = time.monotonic() - began_s
+    partial, missing = _collect(chosen, plan, runs_folder)
+    if interruption:
+        interruption = _bring_checkpoint(chosen[0], plan, interruption, partial)
+    problem = failed or ("stopped" if stopped else str(interruption) if interruption else None)
+    summary = summarise(plan, events, duration_s, problem, interruption)
+    folder = _keep(partial, plan, job, summary, missing)
+    if failed:
+        raise LaunchError(f"{failed}; logs are in {folder / 'logs'}")
+    if not problem and not missing:
         # Kept after any other end: a checkpoint there may be all that is left of a long run.
         run_on_hosts(chosen, lambda host: forget(host, plan.run_id))
-    return RunOutcome(plan.run_id, STOPPED_CODE if stopped else 0, folder, summary, missing)
+    code = STOPPED_CODE if stopped else INTERRUPTED_CODE if interruption else 0
+    return RunOutcome(plan.run_id, code, folder, summary, missing)
 
 
 class _Follower:
@@ -130,7 +140,7 @@ class _Follower:
         overdue = now_s > self._stop_sent_at + self._job.stop_grace_s + KILL_GRACE_S
         if asked > 1 or overdue or self._watch.verdict(now_s):
             self._send_once("kill", now_s)
-        elif asked:
+        elif asked or self._watch.is_out_of_time(now_s):
             self._send_once("stop", now_s)
         elif now_s >= self._alive_at:
             self._send("alive")
@@ -159,7 +169,9 @@ def _in_order(hosts: Sequence[Host], plan: LaunchPlan) -> tuple[Host, ...]:
 
 def _upload_all(hosts: Sequence[Host], plan: LaunchPlan) -> None:
     packed = pack(plan)
-    for result in run_on_hosts(hosts, lambda host: upload(host, plan, packed)).values():
+    for_head = pack(plan, for_head=True) if plan.head_uploads else packed
+    results = run_on_hosts(hosts, lambda host: upload(host, plan, for_head if host is hosts[0] else packed))
+    for result in results.values():
         if isinstance(result, ClusterctlError):
             raise result
 
@@ -185,19 +197,41 @@ def _name_the_node(cause: str | None, unreachable: dict[str, str]) -> str | None
     return "; ".join([*unreachable.values(), cause]) if cause else None
 
 
-def _collect(
-    hosts: Sequence[Host], plan: LaunchPlan, summary: RunSummary, runs_folder: Path
-) -> tuple[Path, tuple[str, ...]]:
-    """Results under a temporary name, renamed once all are there: (folder, what is missing and why)."""
-    partial, folder = runs_folder / f".{plan.run_id}.partial", runs_folder / plan.run_id
+def _collect(hosts: Sequence[Host], plan: LaunchPlan, runs_folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """Results under a temporary name: (folder, what is missing and why)."""
+    partial = runs_folder / f".{plan.run_id}.partial"
     partial.mkdir(parents=True)
     results = run_on_hosts(
         hosts, lambda host: fetch(host, plan.run_id, partial, with_output=host is hosts[0])
     )
-    missing = tuple(str(result) for result in results.values() if isinstance(result, ClusterctlError))
+    return partial, tuple(str(each) for each in results.values() if isinstance(each, ClusterctlError))
+
+
+def _bring_checkpoint(
+    head: Host, plan: LaunchPlan, interruption: Interruption, partial: Path
+) -> Interruption:
+    """The last checkpoint into the results if the head is among the nodes that end: only it may have one."""
+    checkpoint = interruption.checkpoint
+    if checkpoint is None or head.node.name not in {notice.node for notice in interruption.notices}:
+        return interruption
+    try:
+        fetch_folder(head, plan.run_id, checkpoint.path, partial)
+    except ClusterctlError as error:
+        shutil.rmtree(partial / checkpoint.path, ignore_errors=True)
+        return replace(interruption, trouble=f"it was not brought here: {error}")
+    return replace(interruption, at_home=True)
+
+
+def _keep(
+    partial: Path, plan: LaunchPlan, job: TrainJob, summary: RunSummary, missing: tuple[str, ...]
+) -> Path:
+    """The results with all that is known of the run, renamed now that they are whole."""
     (partial / "plan.json").write_text(plan.files["plan.json"])
     (partial / "plan.txt").write_text(plan.render())
     about = {**summary.to_json(), "missing": missing}
     (partial / "summary.json").write_text(json.dumps(about, indent=2) + "\n")
+    if job.request:
+        (partial / REQUEST_FILE).write_text(json.dumps(dict(job.request), indent=2) + "\n")
+    folder = partial.with_name(plan.run_id)
     shutil.move(partial, folder)
-    return folder, missing
+    return folder

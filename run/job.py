@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from provision.errors import SettingsError
 from run.layout import ranges
@@ -22,7 +23,9 @@ RUNS_FOLDER = "~/.clusterctl/runs"
 
 @dataclass(frozen=True)
 class TrainJob:
-    """What is to be trained. `uploads` maps a path in the run folder to a file or folder of this machine.
+    """What is to be trained. `uploads` maps a path in the run folder to a file or folder of this machine,
+    `head_uploads` does for the head's run folder alone. `request` is what `train --resume` of this run will
+    start from; it is kept with the results as it is.
 
     The limits: every rank must start within `start_timeout_s`, meet the others within
     `rendezvous_timeout_s`, and be heard of again within `lost_after_s`.
@@ -33,6 +36,8 @@ class TrainJob:
     script_args: tuple[str, ...] = ()
     uploads: Mapping[str, Path] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    head_uploads: Mapping[str, Path] = field(default_factory=dict)
+    request: Mapping[str, Any] = field(default_factory=dict)
     start_timeout_s: float = 60
     rendezvous_timeout_s: float = 120
     lost_after_s: float = 30
@@ -57,7 +62,7 @@ class LaunchPlan:
 
     `argv` is for the head, and "~/" in it means the head's home folder. `environment` is the launcher's,
     beside HOME, USER and the like. `files` (path -> text) and `uploads` (path -> file or folder here) go
-    into the run folder of every node in `nodes`, the head first.
+    into the run folder of every node in `nodes`, the head first; `head_uploads` into the head's alone.
     """
 
     run_id: str
@@ -68,6 +73,7 @@ class LaunchPlan:
     python: str
     files: Mapping[str, str]
     uploads: Mapping[str, Path]
+    head_uploads: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def run_folder(self) -> str:
@@ -103,6 +109,9 @@ class LaunchPlan:
     def _contents(self) -> list[str]:
         lines = [f"# in {self.run_folder} of every node", "#   node: the node's own name"]
         lines += [f"#   {path}: from {_shown(source)}" for path, source in self.uploads.items()]
+        lines += [
+            f"#   {path}: from {source}, on the head only" for path, source in self.head_uploads.items()
+        ]
         for path, text in self.files.items():
             lines += [f"#   {path}:", *(f"#     {line}" for line in text.splitlines())]
         return lines
@@ -135,22 +144,42 @@ def recipe_script(name: str) -> str:
 def with_script_args(job: TrainJob, args: Sequence[str]) -> TrainJob:
     """The job with the recipe's arguments as they must read on the nodes.
 
-    A data file or a model's folder of this machine is uploaded and its argument rewritten. The output
-    folder is always the run folder's, from where it is fetched: an --output_dir of the user's is replaced.
+    A data file or a model's folder of this machine is uploaded and its argument rewritten; a checkpoint goes
+    to the head alone, from where the recipe brings it to the others. The output folder is always the run
+    folder's, from where it is fetched: an --output_dir of the user's is replaced.
     Raises SettingsError when a data file is not here.
     """
     rewritten: list[str] = []
-    uploads = dict(job.uploads)
+    uploads, head_uploads = dict(job.uploads), dict(job.head_uploads)
     for name, value in _pairs(args):
         if name == "--output_dir" or value is None:
             rewritten += [] if name == "--output_dir" else [name]
         elif name in UPLOADED_ARGUMENTS or _is_model_here(name, value):
             target, uploads[target] = _upload(name, value)
             rewritten += [name, target]
+        elif _is_checkpoint_here(name, value):
+            target, head_uploads[target] = _upload(name, value)
+            rewritten += [name, target]
         else:
             rewritten += [name, value]
     script_args = (*rewritten, "--output_dir", OUTPUT_FOLDER)
-    return replace(job, script_args=script_args, uploads=uploads)
+    return replace(job, script_args=script_args, uploads=uploads, head_uploads=head_uploads)
+
+
+def from_anywhere(args: Sequence[str]) -> tuple[str, ...]:
+    """The arguments with this machine's files by their whole path, so that they mean the same in any folder.
+
+    >>> from_anywhere(["--seed=7", "--do_eval"])
+    ('--seed', '7', '--do_eval')
+    """
+    found: list[str] = []
+    for name, value in _pairs(args):
+        is_here = value is not None and (
+            name in UPLOADED_ARGUMENTS or _is_model_here(name, value) or _is_checkpoint_here(name, value)
+        )
+        whole = str(Path(value).expanduser().resolve()) if value is not None and is_here else value
+        found += [name] if whole is None else [name, whole]
+    return tuple(found)
 
 
 def shell_line(argv: Sequence[str]) -> str:
@@ -183,6 +212,11 @@ def _pairs(args: Sequence[str]) -> list[tuple[str, str | None]]:
 def _is_model_here(name: str, value: str) -> bool:
     """A folder of this machine; else it is a name on the hub, or a folder that the nodes have."""
     return name == "--model_name_or_path" and (Path(value).expanduser() / "config.json").is_file()
+
+
+def _is_checkpoint_here(name: str, value: str) -> bool:
+    path = Path(value).expanduser() / "trainer_state.json"
+    return name == "--resume_from_checkpoint" and path.is_file()
 
 
 def _upload(name: str, value: str) -> tuple[str, Path]:

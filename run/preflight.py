@@ -18,6 +18,7 @@ from provision.facts import NodeFacts
 from provision.host import Host
 from provision.model import Cluster
 from provision.step import run_on_hosts
+from run.interruption import INTERRUPTED_CODE, Notice, ending, parse_notice
 from run.job import TrainJob
 
 CLOCK_LIMIT_S = 5.0
@@ -37,6 +38,16 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.node}: {self.problem}; {self.fix}"
+
+
+class NodesEnding(LaunchError):
+    """Nothing is wrong but that nodes are about to end."""
+
+    exit_code = INTERRUPTED_CODE
+
+    def __init__(self, text: str, notices: tuple[Notice, ...]) -> None:
+        super().__init__(text)
+        self.notices = notices
 
 
 @dataclass(frozen=True)
@@ -63,14 +74,18 @@ def check(
 ) -> Ready:
     """All looks on all nodes of `hosts` at once.
 
-    Raises LaunchError with a line for each finding.
+    Raises LaunchError with a line for each finding; NodesEnding where all of them are notices.
     """
     seen = run_on_hosts(hosts, lambda host: _look(host, cluster, hosts, stack_dir))
     answered = {name: result for name, result in seen.items() if isinstance(result, Seen)}
     findings = [_silent(name, result) for name, result in seen.items() if isinstance(result, ClusterctlError)]
     findings += judge(cluster, answered, facts, job)
+    ends = endings(answered)
+    text = "\n".join(grouped([*findings, *map(_ending, ends)]))
     if findings:
-        raise LaunchError("\n".join(grouped(findings)))
+        raise LaunchError(text)
+    if ends:
+        raise NodesEnding(text, ends)
     return Ready(int(answered[cluster.head.name].answers["free_port"]))
 
 
@@ -90,6 +105,19 @@ def judge(
     findings += _judge_head(cluster, seen)
     findings += _judge_alike(cluster, seen)
     return findings
+
+
+def endings(seen: Mapping[str, Seen]) -> tuple[Notice, ...]:
+    """The nodes that are about to end. Pure."""
+    told = [(name, node.answers.get("notice")) for name, node in seen.items()]
+    return tuple(notice for name, data in told if data and (notice := parse_notice(name, data)))
+
+
+def _ending(notice: Notice) -> Finding:
+    fix = f"`clusterctl up --replace {notice.node}` first"
+    if not notice.is_accident:
+        fix = "`clusterctl extend` in time, or `clusterctl up` after it"
+    return Finding(notice.node, ending(notice.reason, notice.ends_at), fix)
 
 
 def _look(host: Host, cluster: Cluster, hosts: Sequence[Host], stack_dir: str) -> Seen:

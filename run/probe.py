@@ -23,6 +23,8 @@ from typing import Any
 
 REACH_TIMEOUT_S = 3.0
 SSH_TIMEOUT_S = 10.0
+NOTICE = Path("/run/clusterctl/notice")
+STALE_S = 600.0  # as rank.py: so long past its end a notice was about something else
 
 
 def resolve(name: str) -> list[str]:
@@ -86,6 +88,16 @@ def stack_digest(stack_dir: str) -> str:
         return ""
 
 
+def read_notice(path: Path = NOTICE) -> dict[str, Any] | None:
+    """What the node is told of its end; None when nothing, or of an end that is long past."""
+    try:
+        told = json.loads(path.read_text())
+        reason, ends_at = str(told["reason"]), float(told["ends_at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return {"reason": reason, "ends_at": ends_at} if ends_at > time.time() - STALE_S else None
+
+
 def read_hostfile() -> list[str] | None:
     """Names in ~/hosts; None when there is no such file."""
     path = Path.home() / "hosts"
@@ -115,6 +127,7 @@ def look(asked: Mapping[str, Any]) -> dict[str, Any]:
         "active_runs": active_runs(),
         "free_port": free_port(asked["own_address"]),
         "hostfile": read_hostfile(),
+        "notice": read_notice(),
         "clock_s": time.time(),
     }
 

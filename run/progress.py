@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from run.events import Event
+from run.interruption import parse_notice
 
 PLAIN_EVERY_S = 5.0
 
@@ -124,6 +125,11 @@ def news(event: Event) -> str:
         return (
             "stopping the ranks on every node" if event.text == "stop" else "killing the ranks on every node"
         )
+    if event.name == "notice":
+        notice = parse_notice(event.node or "", event.data)
+        return f"{notice}: a checkpoint is wanted" if notice else ""
+    if event.name == "checkpoint":
+        return f"checkpoint at step {event.data.get('step')}"
     return event.text if event.name == "sweep" else ""
 
 

@@ -7,6 +7,11 @@
 3. Copies the script's output to logs/rank-NNN.log, and to its own stdout with the prefix "[rank] ".
 4. Reports start, a heartbeat every 5 s, and exit as lines `@clusterctl {json}`.
 5. Leaves nothing behind: the script and all it started end with this process, even when it is killed.
+6. Sees when the node is about to end: NOTICE, or the file that CLUSTERCTL_NOTICE names, is then there, one
+   JSON object {"reason": ..., "ends_at": seconds since 1970}. Reports it once a node as the event "notice"
+   (with left_s, which no clock that is wrong can spoil), and asks the script for a checkpoint: the file that
+   CLUSTERCTL_CHECKPOINT_REQUEST names to the script, absent until then, holds the same object. A script that
+   looks for it saves all it needs to go on and ends with 0; one that does not look is stopped in time.
 
 Ends with the script's exit code, 128 + number for a signal, 2 when the script could not be started.
 """
@@ -34,6 +39,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 HEARTBEAT_S = 5.0
+NOTICE = "/run/clusterctl/notice"
+NOTICE_EVERY_S = 1.0  # a stat of 2 µs; there are two minutes
+STALE_S = 600.0  # a notice this long past its end was about something else: this node still runs
+REQUEST = "checkpoint_wanted"
 STOP_GRACE_S = 5.0
 LAST_LINES = 10
 PREFIX = b"@clusterctl "
@@ -162,6 +171,7 @@ def script_environment(
         "LOCAL_WORLD_SIZE": str(place.local_size),
         # Always set: torchrun forces 1, and OpenMP's own default counts hyperthreads.
         "OMP_NUM_THREADS": str(threads),
+        "CLUSTERCTL_CHECKPOINT_REQUEST": str(FOLDER / REQUEST),
     }
 
 
@@ -260,6 +270,47 @@ class Copier:
             return b"[%d] %s" % (self._rank, line[:LINE_LIMIT])
 
 
+# --- the end of the node -----------------------------------------------------------------------
+
+
+def read_notice(path: Path, now_s: float) -> dict[str, Any] | None:
+    """What the node is told of its end; None when nothing, or of an end that is long past."""
+    try:
+        told = json.loads(path.read_text())
+        reason, ends_at = str(told["reason"]), float(told["ends_at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return {"reason": reason, "ends_at": ends_at} if ends_at > now_s - STALE_S else None
+
+
+class Lookout:
+    """Passes a notice on, once: to the operator, and to all scripts on this node by a file.
+
+    Only the node's first rank does; the others would say the same.
+    """
+
+    def __init__(self, output: Output, place: Place, environ: Mapping[str, str]) -> None:
+        self._output, self._place = output, place
+        self._path = FOLDER / environ.get("CLUSTERCTL_NOTICE", NOTICE)
+        self._next_s = 0.0 if place.local_rank == 0 else float("inf")
+
+    def look(self, now_s: float) -> None:
+        """Where it is time to; `now_s` is monotonic."""
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + NOTICE_EVERY_S
+        notice = read_notice(self._path, time.time())
+        if notice is None:
+            return
+        self._next_s = float("inf")
+        left_s = round(notice["ends_at"] - time.time(), 1)
+        self._output.event("notice", rank=self._place.rank, node=self._place.node, **notice, left_s=left_s)
+        aside = FOLDER / f".{REQUEST}"
+        with contextlib.suppress(OSError):  # a full disk: there is no room for a checkpoint either
+            aside.write_text(json.dumps(notice) + "\n")
+            aside.replace(FOLDER / REQUEST)
+
+
 # --- the script's process ----------------------------------------------------------------------
 
 
@@ -315,10 +366,11 @@ def kill_group(group: int, number: int) -> None:
 
 
 class Supervisor:
-    """Follows the script until its end: output, heartbeats, and signals passed on."""
+    """Follows the script until its end: output, heartbeats, notices, and signals passed on."""
 
     def __init__(self, child: subprocess.Popen[bytes], copier: Copier, output: Output, place: Place) -> None:
         self._child, self._copier, self._output, self._place = child, copier, output, place
+        self._lookout = Lookout(output, place, os.environ)
         self._kill_at = float("inf")
         self._next_heartbeat = time.monotonic() + HEARTBEAT_S
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -360,6 +412,7 @@ class Supervisor:
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_S
             self._output.event("heartbeat", rank=self._place.rank, node=self._place.node)
+        self._lookout.look(now)
         if now >= self._kill_at:
             kill_group(self._child.pid, signal.SIGKILL)
 

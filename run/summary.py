@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from run.events import Event
+from run.interruption import Interruption
 from run.job import LaunchPlan
 
 
@@ -23,7 +24,7 @@ class RankSpeed:
 class RunSummary:
     """The outcome in numbers; None where the recipe did not report one. `problem` is None after a good end.
 
-    `metrics` is the recipe's result event as it came.
+    `interruption` says more where nodes were about to end. `metrics` is the recipe's result event as it came.
     """
 
     run_id: str
@@ -32,6 +33,7 @@ class RunSummary:
     threads: tuple[int, ...]
     duration_s: float
     problem: str | None = None
+    interruption: Interruption | None = None
     dtype: str | None = None
     samples_per_s: float | None = None
     epoch_s: float | None = None
@@ -86,7 +88,11 @@ class RunSummary:
 
 
 def summarise(
-    plan: LaunchPlan, events: Sequence[Event], duration_s: float, problem: str | None = None
+    plan: LaunchPlan,
+    events: Sequence[Event],
+    duration_s: float,
+    problem: str | None = None,
+    interruption: Interruption | None = None,
 ) -> RunSummary:
     """The summary of a run from its events, whether it ended well or not."""
     result: Mapping[str, Any] = next((event.data for event in reversed(events) if event.name == "result"), {})
@@ -97,6 +103,7 @@ def summarise(
         tuple(place.threads for place in plan.ranks),
         round(duration_s, 1),
         problem,
+        interruption,
         result.get("dtype"),
         _number(result.get("samples_per_s")),
         _number(result.get("epoch_s")),

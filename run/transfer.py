@@ -30,6 +30,9 @@ tar -cf - logs | base64 -w 61440"""
 _PACK_ALL = f"""cd ~/.clusterctl/runs/%s || exit 1
 tar -cf - --exclude='checkpoint-*' -- $(ls -d logs {OUTPUT_FOLDER} 2>/dev/null) | base64 -w 61440"""
 
+_PACK_FOLDER = """cd ~/.clusterctl/runs/%s || exit 1
+tar -cf - -- %s | base64 -w 61440"""
+
 # By the run id in the environment that every process of the run was born with, twice, because a process
 # may be forking while the first look is taken.
 _SWEEP = """mark=CLUSTERCTL_RUN_ID=%s
@@ -49,15 +52,16 @@ def upload(host: Host, plan: LaunchPlan, packed: bytes) -> None:
     host.run(_UNPACK, plan.run_id, plan.run_id, host.node.name, stdin=packed)
 
 
-def pack(plan: LaunchPlan) -> bytes:
+def pack(plan: LaunchPlan, *, for_head: bool = False) -> bytes:
     """The plan's files and uploads as tar.gz. Raises OSError when an upload cannot be read."""
+    uploads = {**plan.uploads, **(plan.head_uploads if for_head else {})}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
         for path, text in plan.files.items():
             entry = tarfile.TarInfo(path)
             entry.size = len(text.encode())
             archive.addfile(entry, io.BytesIO(text.encode()))
-        for path, source in plan.uploads.items():
+        for path, source in uploads.items():
             archive.add(source, path, filter=_plain)
     return buffer.getvalue()
 
@@ -65,9 +69,18 @@ def pack(plan: LaunchPlan) -> bytes:
 def fetch(host: Host, run_id: str, into: Path, *, with_output: bool) -> None:
     """The node's logs, and the head's output folder, unpacked under `into`.
 
-    Travels as base64 because a Stream carries lines of text. Raises HostError.
+    Raises HostError.
     """
-    stream = host.stream(_PACK_ALL if with_output else _PACK_LOGS, run_id)
+    _fetch(host, run_id, into, host.stream(_PACK_ALL if with_output else _PACK_LOGS, run_id))
+
+
+def fetch_folder(host: Host, run_id: str, path: str, into: Path) -> None:
+    """The folder `path` of the node's run folder, unpacked under `into`. Raises HostError."""
+    _fetch(host, run_id, into, host.stream(_PACK_FOLDER, run_id, path))
+
+
+def _fetch(host: Host, run_id: str, into: Path, stream: Stream) -> None:
+    """Unpack what comes, as base64 because a Stream carries lines of text. Raises HostError."""
     try:
         with tempfile.TemporaryFile() as spool:
             _receive(host.node.name, stream, spool)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass
 
 from run.events import Event
+from run.interruption import STOP_BEFORE_S, Checkpoint, Interruption, Notice, parse_notice
 from run.job import LaunchPlan, RankPlacement, TrainJob
 
 FAILURE_GRACE_S = 3.0
@@ -56,6 +58,11 @@ class Watch:
         self._output: deque[str] = deque(maxlen=5)
         self._launcher_code: int | None = None
         self._verdict: str | None = None
+        self._notices: dict[str, Notice] = {}
+        self._stop_at_s = float("inf")
+        self._out_of_time = False
+        self._checkpoint: Checkpoint | None = None
+        self._ended_for_notice = False
 
     @property
     def all_done(self) -> bool:
@@ -71,6 +78,11 @@ class Watch:
             self._errors.setdefault(event.rank, event.text)
         elif event.name == "output":
             self._take_output(event.text)
+        elif event.name == "notice":
+            self._take_notice(event, now_s)
+        elif event.name in ("checkpoint", "interrupted"):
+            self._checkpoint = Checkpoint(int(event.data.get("step", 0)), str(event.data.get("path", "")))
+            self._ended_for_notice = event.name == "interrupted"
         if rank is not None and event.name != "rank_summary":  # rank 0 sends those for all
             self._take(rank, event, now_s)
 
@@ -95,6 +107,30 @@ class Watch:
         if None in self._errors:
             return self._errors[None]
         return self._launcher_failed()
+
+    def is_out_of_time(self, now_s: float) -> bool:
+        """Whether the run must be stopped because a node ends and its checkpoint has not come. Once it is, it
+        stays so.
+        """
+        self._out_of_time = self._out_of_time or (now_s >= self._stop_at_s and not self._ended_for_notice)
+        return self._out_of_time
+
+    def interruption(self, gone: Container[str] = ()) -> Interruption | None:
+        """Why the run came to no end of its own, once all output has come, if that is because nodes end.
+
+        `gone` are nodes that do not answer any more: one that ended earlier than it was told to counts too.
+        """
+        lost = self.cause() is not None and any(node in gone for node in self._notices)
+        if not self._notices or not (self._ended_for_notice or self._out_of_time or lost):
+            return None
+        return Interruption(tuple(self._notices.values()), self._checkpoint, self._ended_for_notice)
+
+    def _take_notice(self, event: Event, now_s: float) -> None:
+        notice = parse_notice(event.node or "", event.data)
+        if notice is not None:
+            self._notices[notice.node] = notice
+            left_s = float(event.data.get("left_s", 0))
+            self._stop_at_s = min(self._stop_at_s, now_s + left_s - STOP_BEFORE_S)
 
     def _most_telling(self) -> str:
         """Of all that failed, the one that says why.

@@ -5,13 +5,16 @@ PYTHONPATH=run/recipes STACK/bin/python tests/recipe_checks.py CHECK [ARGUMENT .
 
 import json
 import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 from arguments import ArgumentsError, ModelArguments, parse
+from checkpoints import chunks, require_same_batches, save_batches, ways_to
 from features import Spans, Windows, best_spans, choose_answers, global_batches, rank_share, tokenise
-from ranks import Place
+from ranks import Place, UserError
 from squad import Example
 from trainer import load_tokenizer, span_loss
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
@@ -144,9 +147,30 @@ def refusal(argv: list[str]) -> str:
     return ""
 
 
+def other_batches() -> None:
+    """A checkpoint of another global batch or other data is refused, with what would do."""
+    with tempfile.TemporaryDirectory() as folder:
+        require_same_batches(folder, 16, 60, 2)
+        save_batches(Path(folder), 16, 60)
+        require_same_batches(folder, 16, 60, 2)
+        assert "per_device_train_batch_size 8" in refused_sizes(folder, 8, 60, 2)
+        assert "60 windows" in refused_sizes(folder, 16, 61, 2)
+    assert ways_to(16, 3) == "use 1, 2, 4, 8 or 16 ranks"
+    assert [size >> 20 for size in chunks(130 << 20)] == [64, 64, 2]
+
+
+def refused_sizes(folder: str, *sizes: int) -> str:
+    try:
+        require_same_batches(folder, *sizes)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 def parts() -> None:
     """All checks that need no trained model."""
-    for check in (windows, long_question, batches, spans, loss, old_spellings, defaults, wrong_arguments):
+    checks = (windows, long_question, batches, spans, loss, old_spellings, defaults, wrong_arguments)
+    for check in (*checks, other_batches):
         check()
 
 

@@ -46,6 +46,23 @@ open("pid", "w").write(str(os.getpid()))
 print('@clusterctl {"event": "ready"}', flush=True)
 time.sleep(600)
 """
+SAVES = """
+import json, os, pathlib, time
+def emit(**event): print("@clusterctl " + json.dumps(event), flush=True)
+def is_wanted(): return os.path.exists(os.environ["CLUSTERCTL_CHECKPOINT_REQUEST"])
+open("pid", "w").write(str(os.getpid()))
+emit(event="ready")
+agreed = pathlib.Path(os.environ["FAKE_AGREED"])
+while not agreed.exists():
+    if is_wanted(): agreed.touch()
+    time.sleep(0.05)
+if os.environ["RANK"] == "0":
+    folder = pathlib.Path("output/checkpoint-7")
+    folder.mkdir(parents=True)
+    (folder / "trainer_state.json").write_text("{}\\n")
+    emit(event="checkpoint", path=str(folder), step=7)
+    emit(event="interrupted", path=str(folder), step=7)
+"""
 RANK_1 = "import os, signal, sys, time, subprocess\nif os.environ['RANK'] == '1':\n    "
 
 
@@ -170,11 +187,14 @@ class Bench:
         (recipe / "question_answering.py").write_text(script)
         data.write_text('{"data": []}')
         homes = json.dumps({host.node.name: str(host.home) for host in self.hosts})
+        # ~/notice of each node: the ranks run in ~/.clusterctl/runs/ID.
+        fake = {"CLUSTERCTL_NOTICE": "../../../notice", "FAKE_AGREED": str(self.folder / "agreed"), **fake}
         job = TrainJob(
             "run_qa",
             RUN_ID,
             uploads={"recipe": recipe, "data/train_file/squad.json": data},
             environment={"FAKE_HOMES": homes, **fake},
+            request={"recipe": "run_qa"},
             stop_grace_s=8,
         )
         return self.plan(job), job
@@ -238,7 +258,7 @@ def test_a_run_brings_its_results_home(bench: Bench) -> None:
         '@clusterctl {"event": "ready", "rank": 1}\nhello from 1\n'
     )
     assert {path.name for path in outcome.folder.iterdir()} == {
-        *("logs", "output", "plan.json", "plan.txt", "summary.json")
+        *("logs", "output", "plan.json", "plan.txt", "request.json", "summary.json")
     }
     assert list(bench.runs.iterdir()) == [outcome.folder]
 
@@ -419,3 +439,110 @@ def test_a_node_that_does_not_answer_after_a_good_run_is_reported_and_harmless(b
     assert outcome.exit_code == 0
     assert outcome.missing == ("node2: does not answer; is it up?",)
     assert "clusterctl ssh node2 pkill" in bench.named("sweep")[0].text
+
+
+# --- nodes that are about to end ---------------------------------------------------------------
+
+
+def notice_when_ready(bench: Bench, *numbers: int, ends_in_s: float = 120) -> None:
+    """Once both scripts run, nodes of these numbers are told of their end."""
+
+    def tell() -> None:
+        bench.script_pids()
+        told = json.dumps({"reason": "spot interruption", "ends_at": time.time() + ends_in_s})
+        for number in numbers:
+            home = bench.hosts[number - 1].home
+            (home / "notice.new").write_text(told)
+            (home / "notice.new").replace(home / "notice")
+
+    in_background(tell)
+
+
+def checkpoint_7(folder: Path) -> Path:
+    return folder / "output/checkpoint-7/trainer_state.json"
+
+
+def test_a_noticed_worker_ends_the_run_at_a_checkpoint_that_stays_on_the_head(bench: Bench) -> None:
+    notice_when_ready(bench, 2)
+    outcome = bench.train(SAVES)
+    assert outcome.exit_code == 75
+    assert {event.data["code"] for event in bench.named("exit")} == {0}
+    written = json.loads((outcome.folder / "summary.json").read_text())
+    assert written["problem"].startswith("node2 will end at ")
+    assert written["problem"].endswith(" UTC (spot interruption): checkpointed at step 7")
+    assert written["interruption"]["is_fresh"]
+    assert checkpoint_7(bench.hosts[0].home / ".clusterctl/runs" / RUN_ID).exists()
+    assert not checkpoint_7(outcome.folder).exists()
+    assert json.loads((outcome.folder / "request.json").read_text()) == {"recipe": "run_qa"}
+
+
+def test_the_checkpoint_of_a_noticed_head_is_brought_home(bench: Bench) -> None:
+    notice_when_ready(bench, 1, 2)
+    outcome = bench.train(SAVES)
+    assert outcome.exit_code == 75
+    assert checkpoint_7(outcome.folder).read_text() == "{}\n"
+    assert outcome.summary.interruption is not None
+    assert outcome.summary.interruption.at_home
+    assert [notice.node for notice in outcome.summary.interruption.notices] == ["node1", "node2"]
+
+
+def test_a_checkpoint_that_cannot_be_brought_home_is_said_so(bench: Bench) -> None:
+    def die(event: Event) -> None:
+        bench.events.append(event)
+        bench.hosts[0].is_dead = bench.hosts[0].is_dead or event.name == "launcher_exit"
+
+    bench.on_event = die  # type: ignore[method-assign]
+    notice_when_ready(bench, 1)
+    outcome = bench.train(SAVES)
+    assert outcome.exit_code == 75
+    assert str(outcome.summary.problem).endswith(
+        "checkpointed at step 7; it was not brought here: node1: does not answer; is it up?"
+    )
+
+
+def test_a_script_that_does_not_listen_is_stopped_before_the_node_ends(bench: Bench) -> None:
+    notice_when_ready(bench, 2, ends_in_s=24)
+    began_s = time.monotonic()
+    outcome = bench.train(WAIT)
+    assert time.monotonic() - began_s < 15
+    assert outcome.exit_code == 75
+    assert str(outcome.summary.problem).endswith("(spot interruption): no checkpoint came in time")
+    assert [event.text for event in bench.named("stop")] == ["stop"]
+    await_death(bench.script_pids(), 2)
+
+
+def test_the_last_periodic_checkpoint_is_named_and_brought_home_from_a_noticed_head(bench: Bench) -> None:
+    earlier = SAVES.replace("while not agreed.exists():", "while not is_wanted() and False:")
+    earlier = earlier.replace('    emit(event="interrupted", path=str(folder), step=7)\n', "") + WAIT
+    notice_when_ready(bench, 1, ends_in_s=24)
+    outcome = bench.train(earlier)
+    assert outcome.exit_code == 75
+    assert str(outcome.summary.problem).endswith("no checkpoint came in time; the last one is of step 7")
+    assert checkpoint_7(outcome.folder).exists()
+
+
+def test_a_run_that_ends_well_in_spite_of_a_notice_is_a_good_run(bench: Bench) -> None:
+    slow = "open('pid', 'w').write('1')\nimport time; time.sleep(3)\n" + GOOD
+    notice_when_ready(bench, 2)
+    assert bench.train(slow).exit_code == 0
+    assert len(bench.named("notice")) == 1
+
+
+def test_what_fails_beside_a_notice_is_still_a_failure(bench: Bench) -> None:
+    notice_when_ready(bench, 2)
+    failing = "open('pid', 'w').write('1')\nimport time; time.sleep(3); raise SystemExit('boom')"
+    assert "ended with exit code 1: boom" in bench.fails(failing)
+
+
+def test_a_checkpoint_to_go_on_from_travels_to_the_head_alone(bench: Bench) -> None:
+    folder = bench.folder / "checkpoint-7"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text("{}")
+    plan, job = bench.prepare("import os\nprint(os.listdir('data'))\n" + GOOD)
+    job = replace(job, head_uploads={"data/resume_from_checkpoint/checkpoint-7": folder})
+    plan = bench.plan(job)
+    assert "checkpoint-7, on the head only" in plan.render()
+    bench.train_plan(plan, job)
+    said = {event.text for event in bench.named("output")}
+    assert "[1] ['train_file']" in said
+    assert "[0] ['train_file']" not in said

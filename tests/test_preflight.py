@@ -18,8 +18,8 @@ import pytest
 from provision.errors import CommandError, ConnectError, LaunchError
 from provision.host import CommandResult, Host, Stream
 from provision.model import Node
-from run.preflight import NO_STACK, PROBE, Seen, check, judge
-from run.probe import active_runs, free_port, reach, resolve, stack_digest
+from run.preflight import NO_STACK, PROBE, NodesEnding, Seen, check, judge
+from run.probe import active_runs, free_port, reach, read_notice, resolve, stack_digest
 from tests.run_cases import RUN_ID, STACK, TWO_CORES, cluster, facts, job
 
 TWO = cluster(2)
@@ -39,6 +39,7 @@ def answers(number: int, **changes: Any) -> dict[str, Any]:
         "active_runs": [],
         "free_port": 40000 + number,
         "hostfile": ["node1", "node2"] if number == 1 else None,
+        "notice": None,
         "clock_s": time.time(),
         **changes,
     }
@@ -210,6 +211,32 @@ def test_a_node_without_the_stack_is_told_to_converge() -> None:
         check_hosts(answers(1), CommandError("node2", "...", NO_STACK, ""))
 
 
+ENDS = {"notice": {"reason": "spot interruption", "ends_at": 1795269790.0}}
+OVER = {"notice": {"reason": "time to live is over", "ends_at": 1795269790.0}}
+
+
+def test_a_node_that_is_about_to_end_is_refused_and_named() -> None:
+    with pytest.raises(NodesEnding) as caught:
+        check_hosts(answers(1), answers(2, **ENDS))
+    assert str(caught.value) == (
+        "node2: will end at 14:03:10 UTC (spot interruption); `clusterctl up --replace node2` first"
+    )
+    assert [notice.node for notice in caught.value.notices] == ["node2"]
+    assert caught.value.exit_code == 75
+
+
+def test_a_time_to_live_that_is_over_is_no_matter_of_another_node() -> None:
+    with pytest.raises(NodesEnding, match=r"\(time to live is over\); `clusterctl extend` in time"):
+        check_hosts(answers(1, **OVER), answers(2))
+
+
+def test_a_notice_beside_what_must_be_mended_is_one_line_more() -> None:
+    with pytest.raises(LaunchError) as caught:
+        check_hosts(answers(1, hostfile=None), answers(2, **ENDS))
+    assert not isinstance(caught.value, NodesEnding)
+    assert len(str(caught.value).splitlines()) == 2
+
+
 # --- probe.py itself ---------------------------------------------------------------------------
 
 
@@ -232,6 +259,14 @@ def test_the_probe_answers_over_stdin_with_nothing_but_python(tmp_path: Path) ->
     assert "lo" in about["interfaces"]
     assert about["free_port"] > 0
     assert set(answers(1)) == set(about)
+
+
+def test_a_notice_long_past_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "notice"
+    assert read_notice(path) is None
+    for ago_s, is_told in ((599, True), (601, False)):
+        path.write_text(json.dumps({"reason": "x", "ends_at": time.time() - ago_s}))
+        assert (read_notice(path) is not None) == is_told
 
 
 def test_a_refused_port_is_said_so() -> None:

@@ -189,7 +189,13 @@ def stack() -> str:
 
 
 def start(
-    stack: str, *arguments: object, ranks: int = 1, rank: int | None = None, port: int = 0, **more: str
+    stack: str,
+    *arguments: object,
+    ranks: int = 1,
+    rank: int | None = None,
+    port: int = 0,
+    cwd: Path | None = None,
+    **more: str,
 ):
     """The recipe as a process; with `rank` as one of several."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **more}
@@ -198,7 +204,7 @@ def start(
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     command = [stack, str(RECIPES / "question_answering.py"), *map(str, arguments)]
     return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=environment, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -300,6 +306,58 @@ def test_two_ranks_give_the_answers_of_one(stack, single, questions, tmp_path):
     assert (tmp_path / "predictions.json").read_text() == (single[0] / "predictions.json").read_text()
     metrics = json.loads((single[0] / "metrics.json").read_text())
     assert only(events, "result")[0]["f1"] == metrics["f1"]
+
+
+def run_nodes(stack: str, folders: list[Path], *arguments: object, **more: str) -> list[dict]:
+    """Events of a run that ends well, each rank in a folder of its own as on nodes that share nothing."""
+    port, ranks = free_port(), len(folders)
+    started = []
+    for rank, folder in enumerate(folders):
+        folder.mkdir(exist_ok=True)
+        place = {"ranks": ranks, "rank": rank, "port": port, "cwd": folder, "LOCAL_RANK": "0"}
+        started.append(start(stack, *arguments, **place, **more))
+    results = [finish(process) for process in started]
+    assert [code for code, _, _ in results] == [0] * ranks, results
+    return [event for _, events, _ in results for event in events]
+
+
+@pytest.mark.stack
+def test_a_run_asked_for_a_checkpoint_goes_on_from_it_as_if_nothing_had_been(
+    stack, single, questions, tmp_path
+):
+    """Asked on rank 1 alone; the checkpoint lies with rank 0, the next run's rank 0 has lost it."""
+    files = ("--train_file", questions, "--output_dir", "out", "--per_device_train_batch_size", 3)
+    request = tmp_path / "wanted"
+    request.write_text("{}")
+    nodes = [tmp_path / "a", tmp_path / "b"]
+    asked = {"CLUSTERCTL_CHECKPOINT_REQUEST": str(request)}
+
+    events = run_nodes(stack, nodes, *files, *STEPS, *CUT, "--save_only_model", **asked)
+    saved = {"path": "out/checkpoint-2", "step": 2}
+    assert [{**event, "event": 0} for event in only(events, "checkpoint")] == [{**saved, "event": 0}]
+    assert only(events, "interrupted") == [{"event": "interrupted", **saved}]
+    assert only(events, "result") == []
+    names = {path.name for path in (nodes[0] / saved["path"]).iterdir()}
+    assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt", "scheduler.pt"} <= names
+    assert not (nodes[0] / "out/model.safetensors").exists(), "no final model"
+    assert not (nodes[1] / "out").exists(), "rank 0's node alone keeps checkpoints"
+
+    nodes.reverse()
+    nodes[1].rename(tmp_path / "c")
+    nodes[1] = tmp_path / "c"
+    again = ("--resume_from_checkpoint", "out/checkpoint-2")
+    events = run_nodes(stack, nodes, *files, *STEPS, *CUT, *again)
+    assert only(events, "progress")[0]["step"] == 3
+    assert losses(nodes[0] / "out") == pytest.approx(losses(single[0]), rel=1e-4)
+    assert len(losses(nodes[0] / "out")) == 5
+    assert not list(nodes[0].glob("out/.*")), "nothing half written is left"
+
+
+@pytest.mark.stack
+def test_a_checkpoint_that_no_node_has_is_named(stack, tmp_path):
+    found, text = refuse(stack, "--output_dir", tmp_path, "--resume_from_checkpoint", "/none")
+    assert found == 1
+    assert "/none: no node has a whole checkpoint there" in text
 
 
 @pytest.mark.stack

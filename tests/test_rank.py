@@ -254,6 +254,57 @@ def test_a_script_that_closes_its_output_is_awaited(start_rank: Start) -> None:
     assert events_of(output_of(start_rank(script)))["exit"].data["code"] == 3
 
 
+# --- the end of the node -----------------------------------------------------------------------
+
+FIRST = {**MPI_ENV, "MPI_LOCALRANKID": "0", "CLUSTERCTL_NOTICE": "notice"}
+AWAIT_REQUEST = """
+import os, pathlib, time
+request = pathlib.Path(os.environ["CLUSTERCTL_CHECKPOINT_REQUEST"])
+print("asked before" if request.exists() else "not asked yet", flush=True)
+deadline = time.monotonic() + 4
+while not request.exists() and time.monotonic() < deadline: time.sleep(0.01)
+print(request.read_text() if request.exists() else "never asked", flush=True)
+time.sleep(1.5)  # the notice is looked for once more
+"""
+
+
+def write_notice(folder: Path, ends_in_s: float = 120) -> float:
+    ends_at = round(time.time() + ends_in_s, 1)
+    (folder / "notice.new").write_text(json.dumps({"reason": "spot interruption", "ends_at": ends_at}))
+    (folder / "notice.new").replace(folder / "notice")
+    return ends_at
+
+
+def test_a_notice_is_reported_once_and_the_script_is_asked_for_a_checkpoint(
+    start_rank: Start, folder: Path
+) -> None:
+    process = start_rank(AWAIT_REQUEST, FIRST)
+    wait_until(lambda: (folder / "logs/rank-001.log").exists(), "the start")
+    ends_at = write_notice(folder)
+    lines = output_of(process)
+    (notice,) = [event for event in map(parse_line, lines) if event.name == "notice"]
+    assert (notice.rank, notice.node) == (1, "here")
+    assert 100 < notice.data["left_s"] <= 120
+    assert {**notice.data, "left_s": 0} == {"reason": "spot interruption", "ends_at": ends_at, "left_s": 0}
+    said = [line[4:] for line in lines if line.startswith("[1] ")]
+    assert said[0] == "not asked yet"
+    assert json.loads(said[1]) == {"reason": "spot interruption", "ends_at": ends_at}
+
+
+def test_only_the_first_rank_of_a_node_passes_a_notice_on(start_rank: Start, folder: Path) -> None:
+    write_notice(folder)
+    lines = output_of(start_rank(AWAIT_REQUEST, {**FIRST, "MPI_LOCALRANKID": "1"}))
+    assert "notice" not in events_of(lines)
+    assert "[1] never asked" in lines
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"reason": "x"}', '{"reason": "x", "ends_at": 5}', "null"])
+def test_a_notice_that_is_none_or_long_past_is_no_notice(start_rank: Start, folder: Path, text: str) -> None:
+    (folder / "notice").write_text(text)
+    lines = output_of(start_rank("import time; time.sleep(1.5)", FIRST))
+    assert set(events_of(lines)) == {"start", "exit"}
+
+
 # --- nothing stays behind ----------------------------------------------------------------------
 
 

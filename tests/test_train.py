@@ -109,7 +109,7 @@ def started(cluster):
 
 def wait_for_progress(process):
     for line in process.stdout:
-        if '"event": "progress"' in line:
+        if '"event": "progress", "rank"' in line:  # not of `up`
             return
     raise AssertionError(process.stderr.read())
 
@@ -193,6 +193,61 @@ def test_when_the_operator_vanishes_no_rank_stays(cluster):
     process.communicate()
 
     assert eventually(lambda: "rank.py" not in left_over(cluster), 30)
+
+
+def losses_of(cluster):
+    history = json.loads((run_folder(cluster) / "output" / "log_history.json").read_text())
+    return [entry["loss"] for entry in history if "loss" in entry]
+
+
+def tell_of_its_end(cluster, node, ends_in_s=120):
+    """As a node's own watcher would."""
+    told = json.dumps({"reason": "spot interruption", "ends_at": time.time() + ends_in_s})
+    place = "/run/clusterctl"
+    cluster.on(
+        node, f"sudo mkdir -p {place}; echo '{told}' | sudo tee {place}/n; sudo mv {place}/n {place}/notice"
+    )
+
+
+def test_a_node_about_to_end_interrupts_the_run_and_new_nodes_go_on_with_it(own):
+    """Once the worker is told, once the head; the losses are those of a run that nobody disturbed."""
+    own.ok("up", "--nodes", "2")
+    steps = ("--max_steps", "24", "--max_train_samples", "60", "--do_train")
+    arguments = (*steps, "--dropout", "0", "--bf16", "false", "--logging_steps", "1")
+    own.ok("train", "run_qa", "--", *arguments)
+    undisturbed = losses_of(own)
+    assert len(undisturbed) == 24
+
+    process = own.start("train", "run_qa", "--json", "--", *arguments)
+    wait_for_progress(process)
+    tell_of_its_end(own, "node2")
+    code, out, _, seconds = ended(process)
+    assert code == 75
+    assert seconds < 40
+    told = json.loads(out.splitlines()[-1])
+    assert re.fullmatch(
+        r"node2 will end at \d\d:\d\d:\d\d UTC \(spot interruption\): checkpointed at step \d+",
+        told["problem"],
+    )
+    assert "rank.py" not in left_over(own)
+    step = told["interruption"]["checkpoint"]["step"]
+    assert own.on("node1", f"ls ~/.clusterctl/runs/{told['run_id']}/output/checkpoint-{step}")
+
+    refused = own("train", "run_qa", "--resume", "last")
+    assert refused.code == 75
+    assert "`clusterctl up --replace node2` first" in refused.error_line
+
+    process = own.start("train", "run_qa", "--resume", "last", "--replace", "--json")
+    wait_for_progress(process)
+    tell_of_its_end(own, "node1")
+    code, out, err, _ = ended(process, 120)
+    assert code == 0, out + err
+    summaries = [json.loads(line) for line in out.splitlines() if '"event": "summary"' in line]
+    first, last = summaries
+    assert first["interruption"]["at_home"]
+    assert step < first["interruption"]["checkpoint"]["step"] < 24
+    assert last["problem"] is None
+    assert losses_of(own) == pytest.approx(undisturbed, rel=1e-4)
 
 
 def test_two_runs_at_once_are_refused_by_name(cluster):

@@ -145,6 +145,56 @@ def test_lines_that_are_no_whole_event_are_output() -> None:
         assert parse_line(line) == Event("output", data={"text": line})
 
 
+# --- nodes that are about to end ---------------------------------------------------------------
+
+NOTICE = Event(
+    "notice", 2, "node2", {"reason": "spot interruption", "ends_at": 1795269790.0, "left_s": 120.0}
+)
+SAVED = {"path": "output/checkpoint-7", "step": 7}
+
+
+def test_a_noticed_run_has_until_shortly_before_the_end() -> None:
+    made = watch(*STARTED, *READY, NOTICE, at_s=1)
+    assert not made.is_out_of_time(100.9)
+    assert made.is_out_of_time(101)
+    assert made.is_out_of_time(50), "once it is, it stays so"
+    assert str(made.interruption()) == (
+        "node2 will end at 14:03:10 UTC (spot interruption): no checkpoint came in time"
+    )
+
+
+def test_a_run_that_saved_and_ended_is_interrupted_and_nothing_is_lost() -> None:
+    saved, done = Event("checkpoint", 0, data=SAVED), Event("interrupted", 0, data=SAVED)
+    made = watch(*STARTED, *READY, NOTICE, saved, done, *GOOD_END, LAUNCHER_0)
+    assert not made.is_out_of_time(1000)
+    interruption = made.interruption()
+    assert interruption is not None
+    assert interruption.is_fresh
+    assert str(interruption) == ("node2 will end at 14:03:10 UTC (spot interruption): checkpointed at step 7")
+
+
+def test_the_last_checkpoint_is_named_when_no_new_one_came() -> None:
+    made = watch(*STARTED, *READY, Event("checkpoint", 0, data=SAVED), NOTICE)
+    assert made.is_out_of_time(200)
+    assert str(made.interruption()).endswith("no checkpoint came in time; the last one is of step 7")
+
+
+def test_a_run_that_comes_to_its_own_end_in_time_is_not_interrupted() -> None:
+    assert watch(*STARTED, *READY, NOTICE, *GOOD_END, LAUNCHER_0).interruption() is None
+
+
+def test_a_noticed_node_that_is_gone_early_explains_a_failure() -> None:
+    lost = ended(0, 1, "Connection closed by peer")
+    assert watch(*STARTED, *READY, NOTICE, lost).interruption(gone={"node2"}) is not None
+    assert watch(*STARTED, *READY, NOTICE, lost).interruption(gone={"node1"}) is None
+    assert watch(*STARTED, *READY, lost).interruption(gone={"node2"}) is None
+
+
+def test_a_notice_without_sense_is_none() -> None:
+    broken = Event("notice", 2, "node2", {"reason": "x", "ends_at": 1e30, "left_s": 1})
+    assert not watch(*STARTED, broken).is_out_of_time(1e9)
+
+
 # --- summary -----------------------------------------------------------------------------------
 
 RESULT = Event(

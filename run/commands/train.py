@@ -1,76 +1,131 @@
-"""train: lay out, check, launch on the head, follow, bring the results home."""
+"""train: launch, tell what came of it, and go on where nodes were about to end."""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from playbooks.amx import judge
 from provision.errors import ClusterctlError, LaunchError, SettingsError
-from provision.facts import NodeFacts
-from provision.host import SshHost
-from provision.model import Cluster
-from provision.play import gather
-from provision.stacks import stack_named
-from run.commands.common import count, open_hosts, print_json, print_table, standing_cluster
+from run.commands.common import open_hosts, print_json, standing_cluster
+from run.commands.launch import TrainOptions, launch
 from run.execute import RunOutcome
-from run.execute import train as execute
-from run.job import LaunchPlan, TrainJob, make_job
-from run.launchers.mpirun import plan
-from run.layout import HEADINGS, LayoutSettings, NodeLayout, lay_out_all
-from run.preflight import check
-from run.progress import display_for
+from run.interruption import Notice
+from run.job import shell_line
+from run.preflight import NodesEnding
+from run.resume import choose_run, read_request, rescue
 
-OWN_OPTIONS = ("--name", "--ppn", "--threads", "--rendezvous-timeout", "--runs", "--dry-run", "--json")
+OWN_OPTIONS = (
+    *("--name", "--ppn", "--threads", "--rendezvous-timeout", "--runs", "--dry-run", "--json"),
+    *("--resume", "--replace"),
+)
+STALLED_LIMIT = 3  # interruptions in a row without a new checkpoint: nodes that do not last are not paid for
 
 
 @dataclass(frozen=True)
-class TrainOptions:
-    """The options of `train`, as the user gave them."""
+class _Attempt:
+    """One launch: its exit code, the nodes that ended it, and the run to go on from (None: begin anew)."""
 
-    recipe: str
-    script_args: tuple[str, ...] = ()
-    name: str | None = None
-    ppn: int | None = None
-    threads: int | None = None
-    rendezvous_timeout_s: float | None = None
-    runs_folder: Path = Path("runs")
-    dry_run: bool = False
-    as_json: bool = False
+    code: int
+    notices: tuple[Notice, ...] = ()
+    run_id: str | None = None
+    is_further: bool = False
 
 
 def train(options: TrainOptions) -> int:
-    """Returns the exit code: 0 when the run ended well, 130 when the user stopped it."""
+    """Returns the exit code: 0 when the run ended well, 130 when the user stopped it, 75 when nodes were
+    about to end and it can go on (see run/interruption.py).
+    """
     _refuse_misplaced(options)
-    job = make_job(options.recipe, options.script_args)
-    if options.rendezvous_timeout_s is not None:
-        job = replace(job, rendezvous_timeout_s=options.rendezvous_timeout_s)
-    _, cluster = standing_cluster(options.name)
-    with open_hosts(cluster) as hosts:
-        facts = _facts(cluster, hosts)
-        _refuse_without_amx(cluster, facts)
-        shares = {node.name: node.core_share for node in cluster.nodes}
-        layouts = lay_out_all(facts, LayoutSettings(options.ppn, options.threads, None, shares))
-        stack_dir = stack_named(cluster.stack).path
-        ready = check(cluster, hosts, facts, job, stack_dir=stack_dir)
-        launch = plan(job, cluster, layouts, facts, stack_dir=stack_dir, master_port=ready.master_port)
-        if options.dry_run:
-            _show_plan(launch, as_json=options.as_json)
-            return 0
-        if not options.as_json:
-            _show_layout(launch, layouts)
-        outcome = _run(options, hosts, launch, job)
-    _tell(outcome, as_json=options.as_json)
-    if outcome.missing:
-        raise LaunchError(
-            "\n".join(
-                f"{why}; its logs are missing, all else is in {outcome.folder}" for why in outcome.missing
+    options = _with_request(options)
+    stalled = 0
+    while True:
+        done = _attempt(options)
+        if not _may_replace(options, done.notices):
+            return done.code
+        stalled = 0 if done.is_further else stalled + 1
+        if stalled == STALLED_LIMIT:
+            raise LaunchError(
+                f"{stalled} times in a row nodes ended before a checkpoint was made; choose nodes that last "
+                "longer, or make checkpoints often: `-- --save_strategy steps --save_steps 50`"
             )
+        _replace_nodes(options, done)
+        options = replace(options, resume=done.run_id)
+
+
+def _attempt(options: TrainOptions) -> _Attempt:
+    try:
+        outcome = launch(options)
+    except NodesEnding as error:
+        if not _may_replace(options, error.notices):
+            raise
+        return _Attempt(error.exit_code, error.notices, options.resume)
+    if outcome is None:
+        return _Attempt(0)
+    _tell(options, outcome)
+    interruption = outcome.summary.interruption
+    if interruption is None:
+        return _Attempt(outcome.exit_code)
+    is_further = interruption.checkpoint is not None
+    run_id = outcome.run_id if is_further else options.resume
+    return _Attempt(outcome.exit_code, interruption.notices, run_id, is_further)
+
+
+def _with_request(options: TrainOptions) -> TrainOptions:
+    """With --resume: that run's arguments and options, before what was given now, which wins."""
+    if options.resume is None:
+        return options
+    run_id = choose_run(options.runs_folder, options.resume)
+    asked = read_request(options.runs_folder, run_id)
+    if asked.recipe != options.recipe:
+        raise SettingsError(
+            f"{run_id} trained {asked.recipe}: clusterctl train {asked.recipe} --resume {run_id}"
         )
-    return outcome.exit_code
+    return replace(
+        options,
+        resume=run_id,
+        script_args=(*asked.script_args, *options.script_args),
+        ppn=options.ppn or asked.ppn,
+        threads=options.threads or asked.threads,
+        rendezvous_timeout_s=options.rendezvous_timeout_s or asked.rendezvous_timeout_s,
+    )
+
+
+def _may_replace(options: TrainOptions, notices: Sequence[Notice]) -> bool:
+    """A time to live that is over is the user's own word: no node is made against it."""
+    return options.replace_nodes and bool(notices) and all(notice.is_accident for notice in notices)
+
+
+def _replace_nodes(options: TrainOptions, done: _Attempt) -> None:
+    """New nodes in the place of those that end. Raises LaunchError, with how to go on."""
+    from run.commands.up import UpOptions, up
+
+    names = tuple(notice.node for notice in done.notices)
+    try:
+        _rescue(options, done.run_id, names)
+        code = up(UpOptions(name=options.name, replace=names, yes=True, as_json=options.as_json))
+        problem = f"{', '.join(names)} cannot be replaced" if code else ""
+    except ClusterctlError as error:
+        problem = str(error)
+    if problem:
+        commands = _go_on(options, done.notices, done.run_id)
+        raise LaunchError("\n  ".join([f"{problem}; to go on:", *commands]))
+
+
+def _rescue(options: TrainOptions, run_id: str | None, leaving: Sequence[str]) -> None:
+    """No node goes with the only checkpoint of the run. Raises HostError."""
+    if run_id is not None:
+        _, cluster = standing_cluster(options.name)
+        with open_hosts(cluster) as hosts:
+            rescue(hosts, options.runs_folder, run_id, leaving)
+
+
+def _go_on(options: TrainOptions, notices: Sequence[Notice], run_id: str | None) -> tuple[str, ...]:
+    """The commands that go on with an interrupted run."""
+    name = f" --name {options.name}" if options.name else ""
+    anew = "".join(f" --replace {notice.node}" for notice in notices if notice.is_accident)
+    args = f" -- {shell_line(options.script_args)}" if options.script_args else ""
+    resume = f" --resume {run_id}" if run_id else args
+    return (f"clusterctl up{name}{anew}", f"clusterctl train {options.recipe}{name}{resume}")
 
 
 def _refuse_misplaced(options: TrainOptions) -> None:
@@ -86,72 +141,32 @@ def _refuse_misplaced(options: TrainOptions) -> None:
             )
 
 
-def _facts(cluster: Cluster, hosts: Sequence[SshHost]) -> dict[str, NodeFacts]:
-    """Fresh facts of every node. Raises LaunchError with a line for each node that does not answer."""
-    seen = gather(cluster, hosts)
-    errors = [str(each) for each in seen.values() if isinstance(each, ClusterctlError)]
-    if errors:
-        raise LaunchError("\n".join([*errors, "every node has to take part; run `clusterctl up` first"]))
-    return {name: each for name, each in seen.items() if isinstance(each, NodeFacts)}
-
-
-def _refuse_without_amx(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> None:
-    if not cluster.require_amx:
-        return
-    problems = [f"{name}: {problem}" for name, each in facts.items() if (problem := judge(each).problem)]
-    if problems:
-        raise LaunchError(
-            "\n".join([*problems, "require_amx is true: use nodes with AMX, or set it to false"])
-        )
-
-
-def _show_plan(launch: LaunchPlan, *, as_json: bool) -> None:
-    if as_json:
-        shown = {"run_id": launch.run_id, "argv": launch.argv, "environment": dict(launch.environment)}
-        print_json({**shown, "files": dict(launch.files), "python": launch.python})
+def _tell(options: TrainOptions, outcome: RunOutcome) -> None:
+    """Raises LaunchError for nodes whose logs are missing, unless they were known to end."""
+    interruption = outcome.summary.interruption
+    notices = interruption.notices if interruption else ()
+    about = {"event": "summary", "folder": str(outcome.folder), **outcome.summary.to_json()}
+    go_on: tuple[str, ...] = ()
+    if interruption is not None:
+        run_id = outcome.run_id if interruption.checkpoint else options.resume
+        go_on = _go_on(options, notices, run_id)
+    if options.as_json:
+        print_json({**about, "go_on": go_on} if go_on else about)
     else:
-        print(launch.render(), end="")
+        print("\n".join(["", *outcome.summary.lines(), *_ending(outcome)]))
+        if _may_replace(options, notices):
+            print("making new nodes, and going on")
+        elif go_on:
+            print("\n  ".join(["go on with", *go_on]))
+    missing = [f"{why}; its logs are missing, all else is in {outcome.folder}" for why in outcome.missing]
+    if missing and interruption is None:
+        raise LaunchError("\n".join(missing))
 
 
-def _show_layout(launch: LaunchPlan, layouts: Mapping[str, NodeLayout]) -> None:
-    where = f"{count(launch.world_size, 'rank')} on {count(len(launch.nodes), 'node')}"
-    print(f"run {launch.run_id}: {where}, mpirun over ssh, gloo")
-    print_table([heading.upper() for heading in HEADINGS], [layouts[node].row() for node in launch.nodes])
-
-
-def _run(options: TrainOptions, hosts: Sequence[SshHost], launch: LaunchPlan, job: TrainJob) -> RunOutcome:
-    with (
-        _counted_interrupts() as interrupts,
-        display_for(as_json=options.as_json, ranks=launch.world_size) as shown,
-    ):
-        return execute(
-            hosts,
-            launch,
-            job,
-            on_event=shown.show,
-            stop_requests=lambda: len(interrupts),
-            runs_folder=options.runs_folder,
-        )
-
-
-@contextmanager
-def _counted_interrupts() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM are counted, not raised, so that the ranks are stopped in good order."""
-    received: list[int] = []
-    before = {
-        number: signal.signal(number, lambda signum, frame: received.append(signum))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _tell(outcome: RunOutcome, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"event": "summary", "folder": str(outcome.folder), **outcome.summary.to_json()})
-        return
-    print("\n".join(["", *outcome.summary.lines()]))
-    print(f"{'stopped; logs' if outcome.exit_code else 'model, metrics and logs'}: {outcome.folder}")
+def _ending(outcome: RunOutcome) -> Iterator[str]:
+    """What came of the run and where it lies, in lines."""
+    if outcome.summary.interruption is not None:
+        yield str(outcome.summary.interruption)
+        yield f"interrupted; logs: {outcome.folder}"
+    else:
+        yield f"{'stopped; logs' if outcome.exit_code else 'model, metrics and logs'}: {outcome.folder}"

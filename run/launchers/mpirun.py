@@ -65,7 +65,9 @@ def plan(
     about = _plan_json(job, nodes, ranks, facts, argv, environment)
     files = {**hostfile, "plan.json": _as_json(about)}
     python = f"{stack_dir}/bin/python"
-    return LaunchPlan(job.run_id, nodes, ranks, argv, environment, python, files, _uploads(job))
+    return LaunchPlan(
+        job.run_id, nodes, ranks, argv, environment, python, files, _uploads(job), job.head_uploads
+    )
 
 
 def place_ranks(nodes: tuple[str, ...], layouts: Mapping[str, NodeLayout]) -> tuple[RankPlacement, ...]:

@@ -6,9 +6,7 @@ import json
 import logging
 import os
 import shutil
-import socket
 import tempfile
-import time
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -18,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from arguments import DataArguments, RunArguments, make_arguments, parse
+from checkpoints import find_checkpoint, require_same_batches
 from features import (
     Features,
     FeatureSet,
@@ -30,7 +29,7 @@ from features import (
     prediction_batches,
     tokenise,
 )
-from ranks import Place, UserError, first_line, gather, join_group, scatter, together
+from ranks import Place, SilentExit, UserError, first_line, gather, join_group, scatter, together
 from squad import DataError, Example, Examples, read_examples, score_predictions, select_examples
 from trainer import AnswerTrainer, freeze_unused, has_bf16, load_model, load_tokenizer, seed_dropout
 from transformers import PrinterCallback
@@ -38,6 +37,12 @@ from transformers.utils import logging as hf_logging
 
 HERE = Path(__file__).resolve().parent
 SAMPLE_FILES = {"train": HERE / "sample_qa_train.json", "validation": HERE / "sample_qa_validation.json"}
+
+
+class Interrupted(SilentExit):
+    """A node is about to end: a checkpoint lies there, and others will go on from it."""
+
+    exit_code = 0
 
 
 def fine_tune(argv: Sequence[str], place: Place) -> None:
@@ -184,23 +189,34 @@ def hub_example(row: dict) -> Example:
 
 
 def train_model(model, run: RunArguments, features: Features, tokenizer, place: Place) -> dict[str, object]:
-    """Train in place; what it took. Writes log_history.json."""
+    """Train in place; what it took. Writes log_history.json.
+
+    Raises Interrupted once a checkpoint was asked for and is whole.
+    """
     freeze_unused(model, tokenizer.pad_token_id or 0)
     trainer = AnswerTrainer(model, run, features, tokenizer, place)
     trainer.remove_callback(PrinterCallback)
-    run.save_on_each_node = run.save_on_each_node or not sees_output(run, place)
-    checkpoint = find_checkpoint(run, place)
+    output_dir = Path(run.output_dir)
+    checkpoint = find_checkpoint(run.resume_from_checkpoint, output_dir, place)
+    if checkpoint is not None:
+        sizes = (trainer.plan.global_batch, len(features), place.world_size)
+        together(place, partial(require_same_batches, checkpoint, *sizes), only_rank_0=True)
     place.emit("phase", name="train")
     seed_dropout(run.seed, place.rank)
     output = trainer.train(resume_from_checkpoint=checkpoint)
     if place.leads:
-        write_json(Path(run.output_dir) / "log_history.json", trainer.state.log_history)
+        write_json(output_dir / "log_history.json", trainer.state.log_history)
+    rates = report_rates(trainer, len(features), place)
+    if trainer.interruption.happened:
+        path = output_dir / f"checkpoint-{output.global_step}"
+        place.emit("interrupted", path=str(path), step=output.global_step)
+        raise Interrupted
     return {
         "train_features": len(features),
         "steps": output.global_step,
         "epochs": round(trainer.state.epoch, 3),
         "train_loss": output.training_loss,
-        **report_rates(trainer, len(features), place),
+        **rates,
     }
 
 
@@ -221,51 +237,6 @@ def report_rates(trainer: AnswerTrainer, features: int, place: Place) -> dict[st
         "samples_per_s": round(together_per_s, 2),
         "epoch_s": round(features / max(together_per_s, 1e-9), 2),
     }
-
-
-def sees_output(run: RunArguments, place: Place) -> bool:
-    """Whether all nodes share output_dir; where not, each must keep checkpoints of its own."""
-    # A name nobody has asked for before: NFS remembers for a while that a file is absent.
-    probe = Path(run.output_dir) / gather(place, f".shared-{time.time_ns()}")[0]
-    if place.leads:
-        probe.touch()
-    gather(place, None)
-    seen = all(gather(place, probe.exists()))
-    if place.leads:
-        probe.unlink()
-    return seen
-
-
-def find_checkpoint(run: RunArguments, place: Place) -> str | None:
-    """The checkpoint to go on from, chosen by rank 0 and seen by all; None to begin anew."""
-    wanted = run.resume_from_checkpoint
-    if wanted is None or wanted.lower() == "false":
-        return None
-    chosen = together(place, partial(choose_checkpoint, wanted, Path(run.output_dir)), only_rank_0=True)
-    chosen = gather(place, chosen)[0]
-    together(place, partial(require_checkpoint, chosen))
-    return chosen
-
-
-def choose_checkpoint(wanted: str, output: Path) -> str:
-    """The folder named, or for "true" the newest one that was written to its end."""
-    if wanted.lower() != "true":
-        return wanted
-    whole = [state.parent for state in output.glob("checkpoint-*/trainer_state.json")]
-    if not whole:
-        raise UserError(
-            f"--resume_from_checkpoint: no whole checkpoint in {output}; leave it out to begin anew"
-        )
-    return str(max(whole, key=lambda folder: folder.stat().st_mtime))
-
-
-def require_checkpoint(folder: str) -> None:
-    """Trainer writes trainer_state.json last: without it the checkpoint was cut off, or is elsewhere."""
-    if not (Path(folder) / "trainer_state.json").is_file():
-        raise UserError(
-            f"{socket.gethostname()}: no whole checkpoint at {folder}; it must be on every node: copy it "
-            "there, or put --output_dir on a shared folder"
-        )
 
 
 # --- evaluate ----------------------------------------------------------------------------------

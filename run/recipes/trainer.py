@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from arguments import ModelArguments, RunArguments
+from checkpoints import Interruption, save_batches, save_random_states
 from features import BatchPlan, Features, FeatureSet, TrainBatches, collate
 from ranks import Place, UserError, first_line
 from torch.nn.functional import cross_entropy
@@ -148,7 +149,8 @@ class AnswerTrainer(Trainer):
             pad_id=tokenizer.pad_token_id or 0,
             token_types="token_type_ids" in tokenizer.model_input_names,
         )
-        callbacks = [Progress(place, self.clock)]
+        self.place, self.interruption = place, Interruption(place)
+        callbacks = [Progress(place, self.clock), self.interruption]
         super().__init__(model=model, args=arguments, train_dataset=FeatureSet(features), callbacks=callbacks)
         self.plan = BatchPlan(
             ranks=place.world_size,
@@ -169,6 +171,13 @@ class AnswerTrainer(Trainer):
             # An own generator: the global one is the dropout's, and must not depend on the loader.
             generator=torch.Generator().manual_seed(self.plan.seed),
         )
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """The last before trainer_state.json of what makes a checkpoint whole."""
+        folder, writes = Path(output_dir), self.args.should_save
+        save_random_states(folder, self.place, writes)
+        if writes:
+            save_batches(folder, self.plan.global_batch, len(self.train_dataset))
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         begun = time.perf_counter()
