@@ -200,7 +200,8 @@ def _tell(options: UpOptions, cluster: Cluster, result: SiteResult, seconds: flo
         )
         print(f"cluster {cluster.name}: {count(len(cluster.nodes), 'node')} in {seconds:.1f} s; {end}")
         if cluster.settings.get("ttl", "none") != "none":
-            print(f"ttl {cluster.settings['ttl']}: then its nodes end by themselves; `clusterctl extend` moves it")
+            ttl = cluster.settings["ttl"]
+            print(f"ttl {ttl}: then its nodes end by themselves; `clusterctl extend` moves it")
     if options.check:
         print("--check: nothing was changed")
 
