@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+from provision.line import closed, ending_of
 
 
 def _begin(name: str) -> str:
-    return f"# >>> clusterctl {name} >>> managed, do not edit\n"
+    return f"# >>> clusterctl {name} >>> managed, do not edit"
 
 
 def _end(name: str) -> str:
-    return f"# <<< clusterctl {name} <<<\n"
+    return f"# <<< clusterctl {name} <<<"
 
 
 def set_block(text: str, name: str, lines: Sequence[str], *, at_start: bool = False) -> str:
-    """The text with the block of that name holding exactly `lines`.
+    """The text with the block of that name holding exactly `lines`, in the text's own line ending.
 
     An old block is replaced where it stands; a new one goes to the end, or to the start for files in which
     the first match wins (/etc/hosts, ssh's config).
@@ -25,13 +28,11 @@ def set_block(text: str, name: str, lines: Sequence[str], *, at_start: bool = Fa
     a
     # <<< clusterctl mesh <<<
     """
-    block = _begin(name) + "".join(f"{line}\n" for line in lines) + _end(name)
+    block = "".join(f"{line}{ending_of(text)}" for line in (_begin(name), *lines, _end(name)))
     found = _find(text, name)
     if found:
         return text[: found[0]] + block + text[found[1] :]
-    if at_start:
-        return block + text
-    return text + ("" if not text or text.endswith("\n") else "\n") + block
+    return block + text if at_start else closed(text) + block
 
 
 def remove_block(text: str, name: str) -> str:
@@ -42,13 +43,8 @@ def remove_block(text: str, name: str) -> str:
 
 def _find(text: str, name: str) -> tuple[int, int] | None:
     """Where the block starts and ends. A block whose end was cut off ends with its begin line."""
-    begin, end = _begin(name), _end(name)
-    start = text.find(begin)
-    while start > 0 and text[start - 1] != "\n":
-        start = text.find(begin, start + 1)
-    if start < 0:
+    begin = re.compile(rf"(?<![^\n]){re.escape(_begin(name))}\r?\n").search(text)
+    if begin is None:
         return None
-    stop = (text + "\n").find(end, start)
-    if stop < 0:
-        return start, start + len(begin)
-    return start, min(stop + len(end), len(text))
+    end = re.compile(rf"(?<![^\n]){re.escape(_end(name))}\r?(\n|\Z)").search(text, begin.end())
+    return begin.start(), (end or begin).end()

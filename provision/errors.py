@@ -5,10 +5,12 @@ ClusterctlError
 ├── ProviderError      nodes cannot be made, found or removed
 ├── HostError          a node cannot be reached, or a command on it failed
 │   ├── ConnectError       no ssh session: refused, timed out, key refused
-│   │   └── HostKeyError   the host does not show the key that is pinned
+│   │   ├── HostKeyError   the host does not show the key that is pinned
+│   │   └── LoginRefused   the host takes none of the keys, or not the password
 │   └── CommandError       a command ended with an exit code that is not expected
 ├── FactError          recorded text (lscpu, /proc ...) could not be understood
 ├── StepError          a playbook left drift on at least one node
+│   └── Unforeseen         what a playbook wants cannot be planned before an earlier one has run
 └── LaunchError        a training run could not start, or ended badly
 
 The message says what, where and what next, in one line:
@@ -18,7 +20,9 @@ The message says what, where and what next, in one line:
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 
 class ClusterctlError(Exception):
@@ -54,6 +58,10 @@ class HostKeyError(ConnectError):
     """The host that answers does not show the key that is pinned for the node."""
 
 
+class LoginRefused(ConnectError):
+    """The host takes none of the keys offered, or not the password."""
+
+
 class CommandError(HostError):
     """A command on a node ended with an exit code that is not expected.
 
@@ -76,8 +84,25 @@ class StepError(ClusterctlError):
     """A playbook left drift on at least one node."""
 
 
+class Unforeseen(StepError):
+    """What a playbook wants cannot be planned before an earlier one has run; --check skips it."""
+
+
 class LaunchError(ClusterctlError):
     """A training run could not start, or ended badly."""
+
+
+def place_in(file: Path, error: BaseException) -> str:
+    """Where in a user's own file an error arose, and what it is: "nfs.py:12: KeyError: 'n02'".
+
+    The innermost of the file's lines that led to it; the file alone when none did.
+    """
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        return f"{file}:{error.lineno}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(file)]
+    where = f"{file}:{lines[-1]}" if lines else str(file)
+    return f"{where}: {type(error).__name__}: {_one_line(str(error), 200)}".rstrip(": ")
 
 
 def last_lines(output: str, count: int = 10) -> Sequence[str]:

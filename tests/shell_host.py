@@ -32,8 +32,12 @@ class ShellHost:
     ) -> CommandResult:
         self.round_trips += 1
         command = quoted(script, *args)
-        done = subprocess.run(["sh", "-c", command], input=stdin, capture_output=True, timeout=timeout_s)
-        result = CommandResult(done.returncode, done.stdout.decode(), done.stderr.decode())
+        done = subprocess.run(
+            ["env", "LC_ALL=C", "sh", "-c", command],
+            input=stdin, capture_output=True, timeout=timeout_s, start_new_session=True,
+        )  # fmt: skip
+        out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        result = CommandResult(done.returncode, out, err)
         if result.exit_code not in expect:
             raise CommandError(self._node.name, command, result.exit_code, result.output)
         return result

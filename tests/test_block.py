@@ -1,28 +1,12 @@
-"""Managed blocks: every byte that is not ours stays, whatever the text."""
+"""Managed blocks beside each other, and damaged ones. That every other byte stays: test_step_edits.py."""
 
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.block import remove_block, set_block
 
 texts = st.text(alphabet="ab# >\n", max_size=60)
 lines = st.lists(st.text(alphabet="xyz ", max_size=10), max_size=4)
-
-
-@given(texts, lines, st.booleans())
-@example("no newline at the end", ["x"], False)
-def test_a_block_put_in_and_taken_out_leaves_the_text_as_it_was(text, block, at_start):
-    with_newline = text if not text or text.endswith("\n") or at_start else text + "\n"
-
-    assert remove_block(set_block(text, "mesh", block, at_start=at_start), "mesh") == with_newline
-
-
-@given(texts, lines, lines, st.booleans())
-def test_setting_a_block_twice_is_setting_it_once(text, first, second, at_start):
-    once = set_block(text, "mesh", second, at_start=at_start)
-
-    assert set_block(set_block(text, "mesh", first, at_start=at_start), "mesh", second) == once
-    assert set_block(once, "mesh", second) == once
 
 
 @given(texts, lines, lines)

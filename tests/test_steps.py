@@ -1,6 +1,5 @@
 """Steps against real files: drift, apply, no drift; check mode writes nothing."""
 
-import getpass
 import os
 import stat
 from pathlib import Path
@@ -9,49 +8,74 @@ import pytest
 
 from provision.errors import CommandError
 from provision.play import Playbook
-from provision.step import Mode, Status, converge, split_probes
-from provision.steps.checks import Verdict
-from provision.steps.files import Block, Directory, TextFile
-from provision.steps.packages import AptPackages
-from tests.shell_host import ShellHost, SilentWatcher
-
-ME = getpass.getuser()
-APPLY = Mode()
+from provision.step import Status, split_probes
+from provision.steps import Block, Command, Directory, TextFile, Verdict
+from tests.killed_host import killed_at
+from tests.shell_host import ShellHost
+from tests.step_cases import CASES, CHECK, ME, litter, run, snapshot, statuses
 
 
-def run(steps, host=None, mode=APPLY):
-    return converge(host or ShellHost(), "test", steps, None, mode, SilentWatcher())
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
 
 
-def statuses(results):
-    return [result.status for result in results]
+def test_a_step_is_changed_once_and_ok_after(case, tmp_path):
+    step = case(tmp_path)
 
-
-@pytest.fixture(params=["directory", "file", "block"])
-def step(request, tmp_path):
-    return {
-        "directory": Directory(str(tmp_path / "new"), ME, "700"),
-        "file": TextFile(str(tmp_path / "new.conf"), "# ours\n%s and 'quotes'\n", ME, "640"),
-        "block": Block(str(tmp_path / "hosts"), "mesh", ("10.0.0.1 node1", "100% $HOME"), ME, "600"),
-    }[request.param]
-
-
-def test_a_step_is_changed_once_and_ok_after(step):
     assert statuses(run([step])) == [Status.CHANGED]
+    after = snapshot(tmp_path)
     assert statuses(run([step])) == [Status.OK]
+    assert snapshot(tmp_path) == after
+    assert litter(tmp_path) == []
 
 
-def snapshot(folder: Path):
-    return {
-        p: (p.stat().st_ino, p.stat().st_mtime_ns, p.is_file() and p.read_bytes()) for p in folder.rglob("*")
-    }
-
-
-def test_check_mode_says_changed_and_writes_nothing(step, tmp_path):
+def test_check_mode_says_changed_and_writes_nothing(case, tmp_path):
+    step = case(tmp_path)
     before = snapshot(tmp_path)
 
-    assert statuses(run([step], mode=Mode(check=True, diff=True))) == [Status.CHANGED]
+    assert statuses(run([step], mode=CHECK)) == [Status.CHANGED]
     assert snapshot(tmp_path) == before
+
+
+def test_applying_what_is_applied_changes_no_content(case, tmp_path):
+    step = case(tmp_path)
+    run([step])
+    before = {path: found[1:3] + found[4:] for path, found in snapshot(tmp_path).items()}
+    step.apply(ShellHost())
+
+    after = {path: found[1:3] + found[4:] for path, found in snapshot(tmp_path).items()}
+    assert after == before
+
+
+def test_killed_at_any_command_a_file_is_the_old_or_the_new_one_and_the_next_run_converges(case, tmp_path):
+    host = ShellHost()
+    shims = tmp_path / "shims"
+    for at in range(1, 40):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        step = case(folder)
+        before = whole_files(folder)
+        died = killed_at(step, host, str(shims), at)
+        half = whole_files(folder)
+        assert statuses(run([step], host))[0] in (Status.OK, Status.CHANGED)
+        after = whole_files(folder)
+        for path, content in half.items():
+            assert content in (before.get(path), after.get(path)), f"half of {path}, killed at {at}"
+        assert statuses(run([step], host)) == [Status.OK]
+        assert litter(folder) == []
+        if not died:
+            break
+    assert at > 1
+
+
+def whole_files(folder: Path):
+    """Content of all files but those that are being written beside."""
+    return {
+        str(path): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "clusterctl-" not in path.name
+    }
 
 
 def test_steps_that_are_all_ok_cost_one_round_trip(tmp_path):
@@ -138,13 +162,6 @@ def test_a_probe_that_is_missing_is_an_error():
         split_probes("\n@@probe 0\nx", 2)
 
 
-def test_packages_that_are_installed_are_no_drift():
-    step = AptPackages(("coreutils", "surely-no-such-package"))
-    actual = ShellHost().run(step.probe).stdout
-
-    assert step.drift(actual) == "not installed: surely-no-such-package"
-
-
 def test_a_command_error_carries_the_last_lines():
     with pytest.raises(CommandError) as caught:
         ShellHost("n02").run("echo one; echo two >&2; exit 3")
@@ -155,3 +172,30 @@ def test_a_command_error_carries_the_last_lines():
 
 def test_a_playbook_is_a_pure_plan():
     assert Playbook("p", lambda node, cluster, facts: ()).name == "p"
+
+
+def test_a_guard_behind_a_change_cannot_be_foreseen_in_check_mode(tmp_path):
+    steps = [
+        Command("before", "true", creates=str(tmp_path)),
+        TextFile(f"{tmp_path}/new", "x\n", ME),
+        Command("after", "true", unless=f"[ -e {tmp_path}/new ]"),
+        Directory(str(tmp_path), ME, "700"),
+    ]
+
+    results = run(steps, mode=CHECK)
+    assert statuses(results) == [Status.OK, Status.CHANGED, Status.SKIPPED, Status.OK]
+    assert results[2].detail == "depends on what an earlier step would change"
+    assert statuses(run(steps)) == [Status.OK, Status.CHANGED, Status.OK, Status.OK]
+
+
+def test_a_guard_with_a_slip_in_its_syntax_disturbs_no_other_probe(tmp_path):
+    steps = [Command("slip", "true", unless="if true; then ("), Directory(str(tmp_path), ME, "700")]
+
+    results = run(steps, mode=CHECK)
+    assert [result.detail for result in results] == ["its guard says that there is something to do", ""]
+
+
+def test_a_command_whose_guard_is_not_content_after_it_has_failed(tmp_path):
+    (result,) = run([Command("make", "true", creates=f"{tmp_path}/made")])
+
+    assert (result.status, result.detail) == (Status.FAILED, f"no {tmp_path}/made")

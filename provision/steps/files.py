@@ -1,39 +1,21 @@
-"""Steps about files: a directory, a whole text file, a managed block in somebody else's file."""
+"""Steps about whole files: a directory, a text file, a link, and nothing at all."""
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass
+import hashlib
+import posixpath
+import re
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from provision.block import set_block
+from provision.errors import HostError, SettingsError
 from provision.host import Host, quoted
+from provision.steps.edits import Block as Block  # it was born here, and is still imported from here
+from provision.steps.texts import octal, parse_seen, read_probe, read_text, unified, write_text
 
-# Prints "owner mode" and then the content; nothing at all when the file is not there.
-_READ = "[ -e %s ] && stat -L -c '%%U %%a' %s && cat %s"
-
-# Written beside the target and renamed over it: a full disk or a cut connection leaves the old file whole.
-_WRITE = """
-target=$(readlink -f %s) && folder=$(dirname "$target") && mkdir -p "$folder" || exit 1
-new=$(mktemp -p "$folder" .clusterctl.XXXXXX) || exit 1
-cat > "$new" && chown %s: "$new" && chmod %s "$new" && mv "$new" "$target" || { rm -f "$new"; exit 1; }
-"""
-
-
-def write_file(host: Host, path: str, content: str, owner: str, mode: str) -> None:
-    """Replace a file's content at once, through a symlink where it is one. Raises HostError."""
-    host.run(_WRITE, path, owner, mode, sudo=True, stdin=content.encode())
-
-
-def _unified(before: str, after: str, path: str) -> str:
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), path, path, lineterm="")
-    return "\n".join(lines)
-
-
-def _parse(actual: str) -> tuple[str, str, str]:
-    """Owner, mode and content from what _READ printed; three empty strings when there is no file."""
-    head, _, content = actual.partition("\n")
-    owner, _, mode = head.partition(" ")
-    return owner, mode, content
+# What no playbook means to remove, whatever a variable in its path was empty.
+_KEPT = re.compile(r"/[^/]*|/usr/(s?bin|lib|lib64|local|share)|/var/(cache|lib|log|spool|tmp)|/home/[^/]*")
 
 
 @dataclass(frozen=True)
@@ -53,13 +35,13 @@ class Directory:
         return quoted("[ -d %s ] && stat -c '%%U %%a' %s", self.path, self.path)
 
     def drift(self, actual: str) -> str | None:
-        wanted = f"{self.owner} {self.mode}"
+        wanted = f"{self.owner} {octal(self.mode)}"
         if actual.strip() == wanted:
             return None
         return f"{actual.strip() or 'no directory'}, wanted {wanted}"
 
     def apply(self, host: Host) -> None:
-        host.run("install -d -o %s -m %s %s", self.owner, self.mode, self.path, sudo=True)
+        host.run("install -d -o %s -m %s %s", self.owner, octal(self.mode), self.path, sudo=True)
 
 
 @dataclass(frozen=True)
@@ -67,13 +49,30 @@ class TextFile:
     """A file whose whole content is wanted.
 
     A file that was there before and does not start with the same first line is somebody's own: it is kept
-    beside, named `.before-clusterctl`.
+    beside, named `.before-clusterctl`. Of a `secret` file no content is shown or read, and none is kept.
     """
 
     path: str
-    content: str
+    content: str = field(repr=False)
     owner: str = "root"
     mode: str = "644"
+    secret: bool = False
+
+    @classmethod
+    def from_template(
+        cls,
+        path: str,
+        template: str,
+        values: Mapping[str, object],
+        owner: str = "root",
+        mode: str = "644",
+        secret: bool = False,
+    ) -> TextFile:
+        """The file whose content is the template with each `$name` or `${name}` replaced, `$$` being `$`.
+
+        Raises SettingsError naming the line: a name without a value, or a `$` that begins no name.
+        """
+        return cls(path, fill(template, values, path), owner, mode, secret)
 
     @property
     def name(self) -> str:
@@ -81,61 +80,127 @@ class TextFile:
 
     @property
     def probe(self) -> str:
-        return quoted(_READ, self.path, self.path, self.path)
+        if self.secret:
+            digest = "[ -e %s ] && stat -L -c '%%U %%a' %s && sha256sum < %s"
+            return quoted(digest, self.path, self.path, self.path)
+        return read_probe(self.path)
 
     def drift(self, actual: str) -> str | None:
-        owner, mode, content = _parse(actual)
-        if not owner:
+        seen = parse_seen(actual)
+        if not seen.owner:
             return "no such file"
-        if content != self.content:
+        if seen.content != self._wanted:
             return "content differs"
-        if (owner, mode) != (self.owner, self.mode):
-            return f"{owner} {mode}, wanted {self.owner} {self.mode}"
+        if (seen.owner, seen.mode) != (self.owner, octal(self.mode)):
+            return f"{seen.owner} {seen.mode}, wanted {self.owner} {octal(self.mode)}"
         return None
 
     def diff(self, actual: str) -> str:
-        return _unified(_parse(actual)[2], self.content, self.path)
+        if self.secret:
+            return "(secret, not shown)"
+        return unified(parse_seen(actual).content, self.content, self.path)
 
     def apply(self, host: Host) -> None:
-        before = _parse(host.run(self.probe, sudo=True, expect=(0, 1)).stdout)[2]
-        if before and before.partition("\n")[0] != self.content.partition("\n")[0]:
-            host.run("cp -p %s %s", self.path, f"{self.path}.before-clusterctl", sudo=True)
-        write_file(host, self.path, self.content, self.owner, self.mode)
+        if not self.secret:
+            before = read_text(host, self.path)
+            if before and before.partition("\n")[0] != self.content.partition("\n")[0]:
+                host.run("cp -p %s %s", self.path, f"{self.path}.before-clusterctl", sudo=True)
+        write_text(host, self.path, self.content, self.owner, self.mode)
+
+    @property
+    def _wanted(self) -> str:
+        if not self.secret:
+            return self.content
+        return hashlib.sha256(self.content.encode(errors="surrogateescape")).hexdigest() + "  -\n"
+
+
+def fill(template: str, values: Mapping[str, object], where: str) -> str:
+    """The template with all its names replaced. Raises SettingsError.
+
+    >>> fill("port=$port cost=$$5", {"port": 22}, "demo")
+    'port=22 cost=$5'
+    """
+    try:
+        return string.Template(template).substitute(values)
+    except KeyError as error:
+        name = error.args[0]
+        line = template[: _first(template, name)].count("\n") + 1
+        known = ", ".join(sorted(values)) or "none"
+        raise SettingsError(
+            f"{where}: line {line} of its template has ${name}; values are: {known}"
+        ) from None
+    except ValueError as error:
+        raise SettingsError(f"{where}: its template: {error}; write $$ for a $") from None
+
+
+def _first(template: str, name: str) -> int:
+    found = re.search(rf"(?<!\$)(?:\$\$)*\$(?:{name}\b|{{{name}}})", template)
+    return found.start() if found else 0
 
 
 @dataclass(frozen=True)
-class Block:
-    """A managed block in a file; the rest of the file, and its owner and mode, stay as they are.
-
-    `owner` and `mode` are for a file that does not exist yet.
-    """
+class Symlink:
+    """A symbolic link. A file or folder that stands in its place is not replaced: that is said instead."""
 
     path: str
-    marker: str
-    lines: tuple[str, ...]
-    owner: str = "root"
-    mode: str = "644"
-    at_start: bool = False
+    target: str
 
     @property
     def name(self) -> str:
-        return f"block {self.marker} in {self.path}"
+        return f"link {self.path}"
 
     @property
     def probe(self) -> str:
-        return quoted(_READ, self.path, self.path, self.path)
+        return quoted("if [ -L %s ]; then readlink %s; elif [ -e %s ]; then echo; fi", *[self.path] * 3)
 
     def drift(self, actual: str) -> str | None:
-        content = _parse(actual)[2]
-        return None if self._wanted(content) == content else "block missing or different"
-
-    def diff(self, actual: str) -> str:
-        content = _parse(actual)[2]
-        return _unified(content, self._wanted(content), self.path)
+        if actual.removesuffix("\n") == self.target:
+            return None
+        if actual == "\n":
+            return f"something that is no link stands there; remove it first, with Absent({self.path!r})"
+        return f"links to {actual.strip()}" if actual else "no such link"
 
     def apply(self, host: Host) -> None:
-        owner, mode, content = _parse(host.run(self.probe, sudo=True, expect=(0, 1)).stdout)
-        write_file(host, self.path, self._wanted(content), owner or self.owner, mode or self.mode)
+        drift = self.drift(host.run(self.probe, sudo=True).stdout)
+        if drift and drift.startswith("something"):
+            raise HostError(host.node.name, f"{self.path}: {drift}")
+        new = posixpath.join(posixpath.dirname(self.path), f".{posixpath.basename(self.path)}.clusterctl-new")
+        host.run(
+            "mkdir -p %s && ln -sfn %s %s && mv -fT %s %s",
+            posixpath.dirname(self.path) or ".", self.target, new, new, self.path,
+            sudo=True,
+        )  # fmt: skip
 
-    def _wanted(self, content: str) -> str:
-        return set_block(content, self.marker, self.lines, at_start=self.at_start)
+
+@dataclass(frozen=True)
+class Absent:
+    """Nothing at a path: a file, a link or a whole folder goes.
+
+    What is mounted inside it stays, and that is told.
+    """
+
+    path: str
+
+    def __post_init__(self) -> None:
+        if (
+            not self.path.startswith("/")
+            or posixpath.normpath(self.path) != self.path
+            or _KEPT.fullmatch(self.path)
+        ):
+            raise SettingsError(
+                f"Absent({self.path!r}): a full path below the system's own folders is wanted"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"no {self.path}"
+
+    @property
+    def probe(self) -> str:
+        return quoted("if [ -e %s ] || [ -L %s ]; then stat -c %%F %s; fi", *[self.path] * 3)
+
+    def drift(self, actual: str) -> str | None:
+        return f"a {actual.strip()} is there" if actual.strip() else None
+
+    def apply(self, host: Host) -> None:
+        host.run("rm -rf --one-file-system %s", self.path, sudo=True)

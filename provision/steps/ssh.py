@@ -1,11 +1,15 @@
-"""Steps that let nodes reach each other by ssh."""
+"""Steps that let nodes and people in by ssh."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from provision.errors import HostError, SettingsError
 from provision.facts import MESH_KEY
 from provision.host import Host, quoted
+from provision.line import remove_line, set_line
+from provision.steps.texts import as_user, edit_text, unified
 
 
 @dataclass(frozen=True)
@@ -39,3 +43,68 @@ class MeshKey:
     @property
     def _path(self) -> str:
         return f"{self.home}/{MESH_KEY}"
+
+
+# Read and written as the user, who may have put links there; and root may not enter a home on NFS.
+_AUTHORIZED = """
+home=$(getent passwd %s | cut -d: -f6); [ -n "$home" ] || exit 0
+echo "$home"
+runuser -u %s -- cat "$home/.ssh/authorized_keys" 2> /dev/null
+"""
+_KEY = re.compile(r"(?:^|\s)((?:ssh|ecdsa|sk)-\S+\s+AAAA[0-9A-Za-z+/=]+)(?:\s|$)")
+
+
+@dataclass(frozen=True)
+class AuthorizedKey:
+    """A public key that lets its holder in as a user; the user's other lines stay.
+
+    `key` is a line of authorized_keys, with options before the key and a comment after it if wanted. The
+    same key with other options or another comment is replaced by it. With `present=False` the key goes,
+    whatever stands around it.
+    """
+
+    user: str
+    key: str
+    present: bool = True
+
+    def __post_init__(self) -> None:
+        if "\n" in self.key or not _KEY.search(self.key):
+            raise SettingsError(f"AuthorizedKey for {self.user}: {self.key[:40]!r} is not one public key")
+
+    @property
+    def name(self) -> str:
+        comment = self.key.split()[-1]
+        return f"key {comment if len(comment) < 40 else comment[-12:]} for {self.user}"
+
+    @property
+    def probe(self) -> str:
+        return quoted(_AUTHORIZED, self.user, self.user)
+
+    def drift(self, actual: str) -> str | None:
+        home, _, content = actual.partition("\n")
+        if not home.startswith("/"):
+            return f"there is no user {self.user}" if self.present else None
+        if self._wanted(content) == content:
+            return None
+        return "key missing or with other options" if self.present else "key is there"
+
+    def diff(self, actual: str) -> str:
+        home, _, content = actual.partition("\n")
+        return unified(content, self._wanted(content), f"{home}/.ssh/authorized_keys")
+
+    def apply(self, host: Host) -> None:
+        home = host.run(self.probe, sudo=True, expect=(0, 1)).stdout.partition("\n")[0]
+        if not home.startswith("/"):
+            raise HostError(host.node.name, f"there is no user {self.user} to let in; make it with User")
+        folder = f"{home}/.ssh"
+        host.run(as_user(self.user, quoted("[ -d %s ] || mkdir -m 700 %s", folder, folder)), sudo=True)
+        edit_text(host, f"{folder}/authorized_keys", self._wanted, self.user, "600", user=self.user)
+
+    def _wanted(self, content: str) -> str:
+        """The line in place of every other line with the same key, comments apart."""
+        found = _KEY.search(self.key)
+        assert found is not None
+        kind, encoded = found[1].split()
+        same = re.compile(rf"^(?!\s*#)(?:.*\s)?{re.escape(kind)}\s+{re.escape(encoded)}(?:\s|$)")
+        line = self.key.strip()
+        return set_line(content, line, same) if self.present else remove_line(content, line, same)
