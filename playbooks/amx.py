@@ -1,29 +1,37 @@
-"""amx: lscpu's flags and the kernel's version say whether this node can have working matrix units.
+"""amx: where it is required, a node has to multiply a tile, and right.
 
-Two hints, not yet the proof: a flag may be masked or faked by a hypervisor, and the kernel's permission
-(arch_prctl) is what decides. They are enough to stop a cluster of the wrong machines early.
+lscpu's flags stop a cluster of the wrong machines before anything is executed. Where they are there, the
+ladder's rungs 1 to 5 travel with all other probes: CPUID, the kernel's state and permission, a tile
+multiplication (see provision/amx). A CPU that the local provider made up has no tiles: it passes by its
+flags, and is called simulated.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from provision.amx import ladder_script
+from provision.amx.kernels import hint
+from provision.amx.verdict import judge as judge_ladder
+from provision.amx.verdict import parse_ladder
+from provision.errors import FactError, HostError
 from provision.facts import NodeFacts
+from provision.host import Host
 from provision.model import Cluster, Node
 from provision.play import Facts, Playbook
 from provision.step import Step
 from provision.steps.checks import Verdict
 
-# AMX state is handled since Linux 5.16 (arch_prctl ARCH_REQ_XCOMP_PERM, commit db8268df0983).
-KERNEL_NEEDED = (5, 16)
 FLAGS = ("amx_tile", "amx_bf16", "amx_int8")
 
 
 @dataclass(frozen=True)
 class AmxVerdict:
-    """What the flags and the kernel say of one node. `problem` is None when both are right."""
+    """What the flags and the kernel's version say of one node. `problem` is None when both are right.
+
+    Two hints, not the proof: see provision/amx.
+    """
 
     flags: tuple[str, ...]
     kernel_ok: bool
@@ -35,16 +43,16 @@ class AmxVerdict:
 def judge(facts: NodeFacts) -> AmxVerdict:
     """The verdict on one node, and what to do about it."""
     flags = tuple(flag for flag in FLAGS if flag in facts.cpu.flags)
-    kernel_ok = kernel_version(facts.kernel) >= KERNEL_NEEDED
+    kernel = hint(facts.kernel)
     problem, fix = None, ""
     if len(flags) < len(FLAGS):
         missing = ", ".join(flag for flag in FLAGS if flag not in flags)
         problem = f"no {missing} in lscpu ({facts.cpu.model_name})"
         fix = _silicon_fix(facts)
-    elif not kernel_ok:
-        problem = f"kernel {facts.kernel} is older than 5.16"
+    elif not kernel.ok:
+        problem = f"kernel {facts.kernel} is {kernel.why}"
         fix = "boot a newer kernel (Ubuntu 24.04 and Debian 12 have one)"
-    return AmxVerdict(flags, kernel_ok, problem, fix, facts.cpu.simulated)
+    return AmxVerdict(flags, kernel.ok, problem, fix, facts.cpu.simulated)
 
 
 def _silicon_fix(facts: NodeFacts) -> str:
@@ -53,23 +61,45 @@ def _silicon_fix(facts: NodeFacts) -> str:
     return "needs Sapphire Rapids or newer, not masked by the hypervisor"
 
 
-def kernel_version(release: str) -> tuple[int, int]:
-    """Major and minor of `uname -r`; (0, 0) when they are not there.
+@dataclass(frozen=True)
+class TileMultiplied:
+    """The node climbs the ladder to its fifth rung: a tile instruction is executed, its result is right."""
 
-    >>> kernel_version("6.8.0-1019-aws")
-    (6, 8)
-    """
-    match = re.match(r"(\d+)\.(\d+)", release)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
+    @property
+    def name(self) -> str:
+        return "AMX executes"
+
+    @property
+    def probe(self) -> str:
+        return ladder_script()
+
+    def drift(self, actual: str) -> str | None:
+        try:
+            problem = judge_ladder(parse_ladder(actual))
+        except FactError as error:
+            return str(error)
+        return str(problem) if problem else None
+
+    def apply(self, host: Host) -> None:
+        drift = self.drift(host.run(self.probe).stdout)
+        if drift:
+            raise HostError(host.node.name, f"{drift}; or train without: require_amx: false")
 
 
 def steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
-    """A step where AMX is required; where it is not, its absence is no drift."""
+    """A step where AMX is required; where it is not, its absence is no drift.
+
+    The kernel's version stops nobody here: the ladder asks the kernel itself.
+    """
     if not cluster.require_amx:
         return ()
     verdict = judge(facts[node.name])
-    fix = f"{verdict.fix}; or train without: require_amx: false"
-    return (Verdict("AMX flags and kernel", verdict.problem, fix),)
+    if len(verdict.flags) < len(FLAGS):
+        fix = f"{verdict.fix}; or train without: require_amx: false"
+        return (Verdict("AMX flags", verdict.problem, fix),)
+    if verdict.simulated:
+        return (Verdict("AMX flags (simulated CPU)", None),)
+    return (TileMultiplied(),)
 
 
-PLAYBOOK = Playbook("amx", steps)
+PLAYBOOK = Playbook("amx", steps, tags=("verify",))

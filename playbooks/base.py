@@ -11,26 +11,31 @@ from provision.play import Facts, Playbook
 from provision.step import Step
 from provision.steps.checks import Verdict
 from provision.steps.files import Block, TextFile
-from provision.steps.packages import AptPackages
+from provision.steps.packages import packages_for
 
 # gloo and oneCCL tolerate seconds; files and logs of one run should still tell one story.
 CLOCK_LIMIT_S = 5.0
 
-# Debian and Ubuntu renamed the library when time_t became 64 bits wide (Debian 13, Ubuntu 24.04).
+# Debian and Ubuntu renamed tcmalloc when time_t became 64 bits wide (Debian 13, Ubuntu 24.04). Fedora has it
+# in gperftools-libs; RHEL and its like only in EPEL (https://packages.fedoraproject.org/pkgs/gperftools), so
+# there it is left to whoever adds EPEL: ranks preload it where it is installed.
 _TCMALLOC_RENAMED = {"debian": 13.0, "ubuntu": 24.04}
 
-_LIMITS = """\
+LIMITS = TextFile(
+    "/etc/security/limits.d/50-clusterctl.conf",
+    """\
 # clusterctl: training opens many sockets and files, and pins memory for the network
 *  -  nofile   1048576
 *  -  memlock  unlimited
-"""
+""",
+)
 
 
 def steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
     mine = facts[node.name]
     return (
         packages(mine),
-        TextFile("/etc/security/limits.d/50-clusterctl.conf", _LIMITS),
+        LIMITS,
         Verdict("clock", clock_problem(mine), "set its clock (chrony or systemd-timesyncd)"),
         hosts_block(cluster),
     )
@@ -38,13 +43,14 @@ def steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
 
 def packages(facts: NodeFacts) -> Step:
     """The packages of the node's distribution; a Verdict that names it when it is not a known one."""
-    if facts.os_id not in _TCMALLOC_RENAMED:
-        return Verdict(
-            "packages", f"distribution {facts.os_id!r} is not supported", "use Debian 12+ or Ubuntu 24.04+"
-        )
-    renamed = _release(facts.os_version) >= _TCMALLOC_RENAMED[facts.os_id]
-    tcmalloc = "libtcmalloc-minimal4t64" if renamed else "libtcmalloc-minimal4"
-    return AptPackages(("openssh-client", "python3", "python3-venv", tcmalloc))
+    debian = ("openssh-client", "python3", "python3-venv")
+    fedora = ("openssh-clients", "python3")
+    names: dict[str, tuple[str, ...]] = {"debian": debian, "fedora": (*fedora, "gperftools-libs")}
+    names |= dict.fromkeys(("rhel", "centos", "ol", "amzn"), fedora)
+    if facts.os_id in _TCMALLOC_RENAMED:
+        renamed = _release(facts.os_version) >= _TCMALLOC_RENAMED[facts.os_id]
+        names[facts.os_id] = (*debian, "libtcmalloc-minimal4t64" if renamed else "libtcmalloc-minimal4")
+    return packages_for(facts, names)
 
 
 def _release(version: str) -> float:
@@ -74,4 +80,4 @@ def hosts_block(cluster: Cluster) -> Block:
     return Block("/etc/hosts", cluster.name, lines, at_start=True)
 
 
-PLAYBOOK = Playbook("base", steps)
+PLAYBOOK = Playbook("base", steps, tags=("packages", "limits", "clock", "names"))

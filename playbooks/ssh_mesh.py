@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from provision.errors import Unforeseen
 from provision.facts import MESH_KEY
 from provision.model import Cluster, Node
-from provision.play import Facts, Playbook
+from provision.play import Facts, Playbook, the_head
 from provision.step import Step
 from provision.steps.files import Block, Directory, TextFile
 from provision.steps.ssh import MeshKey
 
 
 def key_steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
+    """The head's own key pair, which opens every node."""
     if node != cluster.head:
         return ()
     return (MeshKey(facts[node.name].home, cluster.name),)
@@ -26,6 +28,8 @@ def key_steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
 def steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
     home = facts[node.name].home
     key = facts[cluster.head.name].mesh_key
+    if not key:
+        raise Unforeseen(f"{cluster.head.name} has no mesh key yet; playbook ssh_mesh_key makes it")
     known_hosts = tuple(line for peer in cluster.nodes for line in known_host_lines(peer))
     everywhere: tuple[Step, ...] = (
         Directory(f"{home}/.ssh", node.user, "700"),
@@ -70,5 +74,5 @@ def hostfile(cluster: Cluster, home: str) -> TextFile:
     return TextFile(f"{home}/hosts", f"# written by clusterctl\n{lines}", cluster.head.user)
 
 
-KEY_PLAYBOOK = Playbook("ssh_mesh_key", key_steps)
-PLAYBOOK = Playbook("ssh_mesh", steps)
+KEY_PLAYBOOK = Playbook("ssh_mesh_key", key_steps, tags=("ssh", "mesh"))
+PLAYBOOK = Playbook("ssh_mesh", steps, tags=("ssh", "mesh"), needs=the_head)

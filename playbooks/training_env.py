@@ -14,7 +14,7 @@ from provision.errors import HostError
 from provision.facts import MANIFEST, NodeFacts
 from provision.host import Host, quoted
 from provision.model import Cluster, Node
-from provision.play import Facts, Playbook
+from provision.play import Facts, Playbook, the_head
 from provision.stacks import Stack, build_order, build_script, stack_named, version_problems
 from provision.step import Step
 from provision.steps.checks import Verdict
@@ -131,6 +131,7 @@ def steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
 
 
 def verify_steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
+    """Every node has the head's Python, and in its stack the versions that were locked."""
     problem = python_problem(facts[node.name], facts[cluster.head.name])
     return (
         Verdict("python", problem, "give all nodes the same distribution"),
@@ -145,5 +146,11 @@ def python_problem(mine: NodeFacts, head: NodeFacts) -> str | None:
     return f"Python {mine.python or 'none'} here, {head.python} on the head {head.hostname}"
 
 
-PLAYBOOK = Playbook("training_env", steps)
-VERIFY_PLAYBOOK = Playbook("training_env_verify", verify_steps)
+def copied_to(node: Node, cluster: Cluster) -> Sequence[Node]:
+    """The head copies to workers that let its mesh key in: each must have come that far."""
+    return cluster.workers if node == cluster.head and not cluster.shared_stack else ()
+
+
+PLAYBOOK = Playbook("training_env", steps, tags=("stack",), after=copied_to)
+# The stack comes from the head, and so does the Python that it needs.
+VERIFY_PLAYBOOK = Playbook("training_env_verify", verify_steps, tags=("stack", "verify"), needs=the_head)

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -32,6 +32,9 @@ class Report(AbstractContextManager["Report"], Protocol):
     def progress(self, node: str, text: str) -> None: ...
 
     def note(self, text: str) -> None: ...
+
+    def paused(self) -> AbstractContextManager[None]:
+        """The terminal is somebody else's meanwhile: to ask a person."""
 
 
 def report_for(*, as_json: bool, nodes: Iterable[str]) -> Report:
@@ -94,6 +97,14 @@ class LiveReport:
     def note(self, text: str) -> None:
         self._live.console.print(text, highlight=False, markup=False)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._live.start()
+
     def _row(self, node: str) -> _Row:
         return self._rows.setdefault(node, _Row())
 
@@ -117,10 +128,15 @@ class LiveReport:
 
 
 class PlainReport:
-    """A line for everything that changed or failed; what was ok is counted in the recap."""
+    """A line for everything that changed or failed; what was ok is counted in the recap.
+
+    A playbook's heading comes with its first news. Nodes go at their own speed: a later line may be of an
+    earlier playbook, and says so.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._plays: set[str] = set()
 
     def __enter__(self) -> PlainReport:
         return self
@@ -136,15 +152,20 @@ class PlainReport:
     def ended(self, result: StepResult) -> None:
         if result.status in (Status.CHANGED, Status.FAILED):
             line = f"{result.status.value}: [{result.node}] {result.play}: {result.step}"
-            self._print(f"{line}: {result.detail}" if result.detail else line)
-            if result.diff:
-                self._print(result.diff)
+            lines = [f"{line}: {result.detail}" if result.detail else line, result.diff]
+            with self._lock:
+                heading = [] if result.play in self._plays else ["", f"PLAY [{result.play}]"]
+                self._plays.add(result.play)
+                print("\n".join((*heading, *filter(None, lines))), flush=True)
 
     def progress(self, node: str, text: str) -> None:
         self._print(f"{node}: {text}")
 
     def note(self, text: str) -> None:
         self._print(text)
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _print(self, text: str) -> None:
         with self._lock:
@@ -173,13 +194,21 @@ class JsonReport(PlainReport):
         self._print(json.dumps({"event": "note", "text": text}))
 
 
+_COUNTED = ("ok", "changed", "unreachable", "failed", "skipped")
+
+
 def counts_by_node(results: Iterable[StepResult]) -> dict[str, dict[str, int]]:
-    """Ansible's recap: ok (changed ones included, as Ansible counts), changed, unreachable, failed."""
+    """Ansible's recap: ok (changed ones included, as Ansible counts), changed, unreachable, failed, skipped.
+
+    Unreachable is a node that could not be looked at; skipped are steps that were left out.
+    """
     recap: dict[str, dict[str, int]] = {}
     for result in results:
-        row = recap.setdefault(result.node, {"ok": 0, "changed": 0, "unreachable": 0, "failed": 0})
+        row = recap.setdefault(result.node, dict.fromkeys(_COUNTED, 0))
         if result.status is Status.FAILED:
             row["unreachable" if result.play == "facts" else "failed"] += 1
+        elif result.status is Status.SKIPPED:
+            row["skipped"] += 1
         else:
             row["ok"] += 1
             row["changed"] += result.status is Status.CHANGED

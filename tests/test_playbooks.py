@@ -84,7 +84,24 @@ def test_amx_needs_all_three_flags_and_the_kernel():
 def test_amx_is_a_step_only_where_it_is_required():
     assert amx.steps(NODES[0], CLUSTER, FACTS) == ()
     (step,) = amx.steps(NODES[0], replace(CLUSTER, require_amx=True), FACTS)
+    assert step.probe == ""
     assert step.drift("") is not None
+
+
+def test_a_node_with_the_flags_has_to_multiply_a_tile_whatever_its_kernel_is_called():
+    strict = replace(CLUSTER, require_amx=True)
+    for kernel in ("6.8.0", "4.18.0-477.el8", "5.15.0-1-generic"):
+        (step,) = amx.steps(NODES[0], strict, {"node1": with_cpu(*amx.FLAGS, kernel=kernel)})
+        assert step == amx.TileMultiplied()
+
+
+def test_a_simulated_cpu_passes_by_its_flags_and_is_called_simulated():
+    strict = replace(CLUSTER, require_amx=True)
+    simulated = with_cpu(*amx.FLAGS)
+    simulated = replace(simulated, cpu=replace(simulated.cpu, simulated=True))
+    (step,) = amx.steps(NODES[0], strict, {"node1": simulated})
+    assert step.drift("") is None
+    assert "simulated" in step.name
 
 
 def test_a_stack_is_built_on_the_head_and_copied_to_the_workers_that_lack_it():
