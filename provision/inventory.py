@@ -1,4 +1,4 @@
-"""The inventory: Ansible's YAML, with one `clusterctl` block of settings under all.vars.
+"""The inventory is Ansible's: its hosts, or where there are none the settings by which they are made.
 
     all:
       vars:
@@ -10,35 +10,42 @@
           local:
             link_rate: 10gbit
 
-The record of a cluster that stands is an inventory too, its hosts with ansible_host and so on: what
-clusterctl wrote, Ansible can read.
+The settings are one `clusterctl` variable of the group `all`; an inventory with hosts needs none. The record
+of a cluster that stands is an inventory too: what clusterctl wrote, Ansible can read.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import yaml
 
+from provision.ansible.groups import ALL, Variable
+from provision.ansible.reading import AnsibleInventory, read_ansible
 from provision.errors import SettingsError
-from provision.model import Cluster, Node
+from provision.machines import read_machines
+from provision.model import Cluster, Machine, Node
 from provision.providers import PROVIDERS, settings_class
-from provision.yamlfile import Document, load_yaml, unknown_key
+from provision.typed import read_typed
+from provision.yamlfile import load_yaml
 
 DEFAULT_NAME = "default"
 DEFAULT_NODES = 4
+STATIC = "static"  # the provider of machines that stand already
 _BLOCK = ("all", "vars", "clusterctl")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What the user wants. `nodes` is None where the inventory leaves the number open."""
+    """What the user wants. `nodes` is None where the inventory leaves the number open.
+
+    `notes` says what of an Ansible inventory was left aside, a line each.
+    """
 
     name: str = DEFAULT_NAME
     provider: str = "local"
@@ -46,28 +53,103 @@ class Inventory:
     require_amx: bool = False
     stack: str = "native"
     provider_settings: Any = None
+    playbooks: tuple[str, ...] = ()  # the user's own, absolute paths
+    notes: tuple[str, ...] = ()
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The hosts that an inventory has, the head first; none where the provider makes its nodes."""
+        return self.provider_settings.in_order if self.provider == STATIC else ()
 
 
 def read_inventory(path: Path | None) -> Inventory:
     """The inventory in a file; without one, the local provider with its defaults.
 
-    Raises SettingsError naming file and line: no YAML, an unknown key, a value of the wrong type.
+    Raises SettingsError naming file and line: no YAML, an unknown key, a value of the wrong type, and what
+    Ansible would do and clusterctl does not.
     """
     if path is None:
         return Inventory(provider_settings=settings_class("local")())
-    document = load_yaml(path)
-    _check_outline(document)
-    block = document.data["all"]["vars"]["clusterctl"]
-    provider = block.get("provider", "local")
-    if provider not in PROVIDERS:
+    ansible = read_ansible(path)
+    block = _block(ansible)
+    provider = _provider(ansible, block)
+    settings = _provider_settings(ansible, block, provider)
+    own = {key: value for key, value in block.value.items() if key not in (provider, "provider")}
+    if provider == STATIC and "name" not in own and _NAME.fullmatch(path.stem):
+        own["name"] = path.stem
+    extra = {"provider": provider, "provider_settings": settings, "notes": ansible.notes}
+    inventory: Inventory = read_typed(block.document, block.path, Inventory, own, extra)
+    check_name(inventory.name, _at(block, "name"))
+    _check_number(inventory, block)
+    return replace(inventory, playbooks=_found_playbooks(block, path, inventory.playbooks))
+
+
+def _block(ansible: AnsibleInventory) -> Variable:
+    """clusterctl's settings: a variable of the group `all`, in the inventory or in its group_vars."""
+    name, place = _BLOCK[-1], " > ".join(_BLOCK)
+    block = ansible.groups[ALL].vars.get(name)
+    everywhere = [each.vars for each in ansible.groups.values()] + [each.vars for each in ansible.hosts]
+    for variable in (each[name] for each in everywhere if name in each):
+        if block is None or variable.at != block.at:
+            raise SettingsError(f"{variable.at}: clusterctl's settings are one block, under {place}")
+    if block is None and not ansible.hosts:
+        raise SettingsError(f"{ansible.document.file}: neither hosts nor clusterctl's settings ({place})")
+    block = block or Variable({}, ansible.document, _BLOCK)
+    if not isinstance(block.value, dict | None):
+        raise SettingsError(f"{block.at}: {name!r} is to be a mapping")
+    return replace(block, value=block.value or {})
+
+
+def _provider(ansible: AnsibleInventory, block: Variable) -> str:
+    """The one that is named; else hosts stand already, and without hosts they are made here."""
+    default = STATIC if ansible.hosts else "local"
+    provider = block.value.get("provider", default)
+    where = _at(block, "provider")
+    if not isinstance(provider, str) or provider not in PROVIDERS:
+        raise SettingsError(f"{where}: no provider {provider!r}; there is {', '.join(PROVIDERS)}")
+    if ansible.hosts and provider != STATIC:
         raise SettingsError(
-            f"{document.at((*_BLOCK, 'provider'))}: no provider {provider!r}; there is {', '.join(PROVIDERS)}"
+            f"{where}: provider {provider} makes its own nodes, and this inventory has hosts "
+            f"({ansible.hosts[0].name} ...); say provider: static to use those, or take them out"
         )
-    own = {key: value for key, value in block.items() if key != provider}
-    settings = _typed(document, (*_BLOCK, provider), settings_class(provider), block.get(provider) or {})
-    inventory: Inventory = _typed(document, _BLOCK, Inventory, own, extra={"provider_settings": settings})
-    check_name(inventory.name, document.at((*_BLOCK, "name")))
-    return inventory
+    return provider
+
+
+def _provider_settings(ansible: AnsibleInventory, block: Variable, provider: str) -> Any:
+    """The provider's own dataclass; for machines that stand, with the machines."""
+    kind = settings_class(provider)
+    theirs = {field.name for field in fields(kind)} - {field.name for field in fields(Inventory)}
+    for key in (key for key in block.value if key in theirs):
+        raise SettingsError(f"{_at(block, key)}: {key!r} belongs one level down, under `{provider}:`")
+    extra: dict[str, Any] = {"machines": ()} if provider == STATIC else {}
+    path = (*block.path, provider)
+    settings = read_typed(block.document, path, kind, block.value.get(provider) or {}, extra)
+    if provider != STATIC:
+        return settings
+    machines = read_machines(ansible, settings.group, block.document.at((*path, "group")))
+    try:
+        return replace(settings, machines=machines)
+    except SettingsError as error:
+        raise SettingsError(f"{block.document.at((*path, 'head'))}: {error}") from error
+
+
+def _check_number(inventory: Inventory, block: Variable) -> None:
+    there = len(inventory.machines)
+    if there and inventory.nodes is not None and inventory.nodes > there:
+        raise SettingsError(f"{_at(block, 'nodes')}: {inventory.nodes} nodes of {there} machines")
+
+
+def _at(block: Variable, key: str) -> str:
+    return block.document.at((*block.path, key))
+
+
+def _found_playbooks(block: Variable, inventory: Path, files: tuple[str, ...]) -> tuple[str, ...]:
+    """Absolute paths; the inventory's are relative to itself. Raises SettingsError when one is not there."""
+    found = tuple((inventory.absolute().parent / file).resolve() for file in files)
+    for file, path in zip(files, found, strict=True):
+        if not path.is_file():
+            raise SettingsError(f"{_at(block, 'playbooks')}: playbooks: {file}: no such file")
+    return tuple(map(str, found))
 
 
 def check_name(name: str, where: str) -> None:
@@ -76,86 +158,6 @@ def check_name(name: str, where: str) -> None:
         raise SettingsError(
             f"{where}: a cluster's name is 1 to 31 of a-z, 0-9 and -, a letter first; not {name!r}"
         )
-
-
-def _check_outline(document: Document) -> None:
-    """all -> vars -> clusterctl, each a mapping."""
-    if not isinstance(document.data, dict):
-        raise SettingsError(f"{document.file}: an inventory is a mapping with `all:` at the top")
-    here: Any = document.data
-    for depth, key in enumerate(_BLOCK, 1):
-        path = _BLOCK[:depth]
-        if key not in here:
-            hint = " > ".join(_BLOCK)
-            raise SettingsError(
-                f"{document.at(path[:-1])}: no {key!r} here; clusterctl's settings are under {hint}"
-            )
-        here = here[key]
-        if not isinstance(here, dict):
-            raise SettingsError(f"{document.at(path)}: {key!r} is to be a mapping")
-
-
-def _typed(
-    document: Document,
-    path: tuple[str, ...],
-    kind: type,
-    data: Any,
-    extra: Mapping[str, Any] | None = None,
-) -> Any:
-    """An instance of a settings dataclass from a mapping. Raises SettingsError naming key and line."""
-    if not isinstance(data, dict):
-        raise SettingsError(f"{document.at(path)}: {path[-1]!r} is to be a mapping")
-    hints = get_type_hints(kind)
-    known = tuple(name for name in hints if name not in (extra or {}))
-    for key, value in data.items():
-        if key not in known:
-            raise unknown_key(document, (*path, str(key)), known)
-        if not _fits(value, hints[key]):
-            raise SettingsError(
-                f"{document.at((*path, key))}: {key} is to be {_in_words(hints[key])}, not {value!r}"
-            )
-    missing = [
-        f.name for f in fields(kind) if f.default is f.default_factory is MISSING and f.name not in data
-    ]
-    if missing:
-        raise SettingsError(f"{document.at(path)}: {missing[0]!r} is missing")
-    try:
-        return kind(**{key: _frozen(value) for key, value in data.items()}, **(extra or {}))
-    except SettingsError as error:
-        raise SettingsError(f"{document.at(path)}: {error}") from error
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint)
-    if origin in (Union, UnionType):
-        return any(_fits(value, option) for option in get_args(hint))
-    if origin is tuple:
-        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
-    if origin is not None:
-        return isinstance(value, dict)
-    if hint is Any:
-        return True
-    if hint is int or hint is float:
-        return isinstance(value, (int, hint)) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _in_words(hint: Any) -> str:
-    """A type as a person says it.
-
-    >>> _in_words(int | None)
-    'a number or nothing'
-    """
-    words = {int: "a number", float: "a number", str: "a text", bool: "true or false", type(None): "nothing"}
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_in_words(option) for option in get_args(hint))
-    if get_origin(hint) is tuple:
-        return "a list"
-    return words.get(hint, "a mapping")
 
 
 # The record: Cluster <-> the same format.
@@ -169,6 +171,7 @@ _HOST_VARS = {
     "clusterctl_host_keys": "host_keys",
     "clusterctl_provider_id": "provider_id",
     "clusterctl_core_share": "core_share",
+    "clusterctl_jump": "jump",
 }
 
 
@@ -181,13 +184,14 @@ def dump_record(cluster: Cluster) -> str:
         "require_amx": cluster.require_amx,
         "stack": cluster.stack,
         "shared_stack": cluster.shared_stack,
+        **({"playbooks": list(cluster.playbooks)} if cluster.playbooks else {}),
         cluster.provider: dict(cluster.settings),
     }
     names = [node.name for node in cluster.nodes]
     data = {
         "all": {
             "vars": {"clusterctl": block},
-            "hosts": {node.name: _host_vars(node) for node in cluster.nodes},
+            "hosts": {node.name: host_vars(node) for node in cluster.nodes},
             "children": {
                 "head": {"hosts": {name: {} for name in names[:1]}},
                 "workers": {"hosts": {name: {} for name in names[1:]}},
@@ -199,7 +203,8 @@ def dump_record(cluster: Cluster) -> str:
     )
 
 
-def _host_vars(node: Node) -> dict[str, Any]:
+def host_vars(node: Node) -> dict[str, Any]:
+    """The variables by which Ansible, and the record, know a node."""
     values: dict[str, Any] = {}
     for name, attribute in _HOST_VARS.items():
         value = getattr(node, attribute)
@@ -227,6 +232,7 @@ def load_record(path: Path) -> Cluster:
             stack=block["stack"],
             shared_stack=block["shared_stack"],
             settings=block.get(provider) or {},
+            playbooks=tuple(block.get("playbooks", ())),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise SettingsError(f"{path}: not a record of clusterctl ({error} is missing)") from error

@@ -17,7 +17,8 @@ class Node:
     `address` is where the operator reaches it, `mesh_address` where the other nodes do (the same
     unless the provider says otherwise). `host_keys` are the public host keys it must show
     ("ssh-ed25519 AAAA..."), pinned before the first connection. `core_share` is the part of its cores
-    that the node may count on: 0.5 for each of two simulated nodes on the same cores.
+    that the node may count on: 0.5 for each of two simulated nodes on the same cores. `jump` is the way there
+    where the operator does not reach it directly: "user@host:port", or several with commas, as ssh -J has it.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Node:
     host_keys: tuple[str, ...] = ()
     provider_id: str | None = None
     core_share: float = 1.0
+    jump: str | None = None
 
     @property
     def mesh_address(self) -> str:
@@ -36,11 +38,30 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """A machine that stands already, as an inventory lists it; what is None, the operator's ssh config says.
+
+    `local` is the machine that the operator sits at (ansible_connection: local).
+    """
+
+    name: str
+    address: str | None = None
+    user: str | None = None
+    port: int | None = None
+    private_address: str | None = None
+    identity_file: Path | None = None
+    host_keys: tuple[str, ...] = ()
+    jump: str | None = None
+    local: bool = False
+
+
+@dataclass(frozen=True)
 class Cluster:
     """Nodes that train together. The first one is the head: mpirun starts there.
 
     `shared_stack` says that all nodes see one folder of stacks that is filled from outside them
-    (the local provider mounts it); otherwise the head builds the stack and copies it out.
+    (the local provider mounts it); otherwise the head builds the stack and copies it out. `playbooks` are
+    the user's own, absolute paths of files, run after the site's.
     """
 
     name: str
@@ -50,6 +71,7 @@ class Cluster:
     stack: str = "native"
     shared_stack: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
+    playbooks: tuple[str, ...] = ()
 
     @property
     def head(self) -> Node:

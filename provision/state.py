@@ -3,6 +3,7 @@
     $XDG_STATE_HOME/clusterctl/NAME/        (0700; ~/.local/state where the variable is not set)
         record.yml      what stands, an Ansible inventory; written before nodes are configured
         facts.json      what was last seen of each node
+        log/NODE.log    every command that was run on it, see commandlog.py
         id_ed25519      the key that opens this cluster's nodes
         known_hosts     their pinned host keys
         ssh_config      one Host per node, included from ~/.ssh/config
@@ -95,6 +96,10 @@ class ClusterState:
     def known_hosts(self) -> Path:
         return self.folder / "known_hosts"
 
+    def log(self, node: str) -> Path:
+        """Where the commands run on a node are written."""
+        return self.folder / "log" / f"{node}.log"
+
     def prepare(self) -> None:
         """Make the folder, readable by its owner alone."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -139,9 +144,16 @@ class ClusterState:
     def load_facts(self) -> dict[str, NodeFacts]:
         """Facts as last seen; empty when there are none, or they are of another version of clusterctl."""
         try:
+            return {name: seen.parse() for name, seen in self.load_fact_texts().items()}
+        except (ValueError, ClusterctlError):
+            return {}
+
+    def load_fact_texts(self) -> dict[str, FactText]:
+        """What facts were last read from; empty when there is nothing to read."""
+        try:
             stored = json.loads((self.folder / "facts.json").read_text())
-            return {name: FactText(*entry).parse() for name, entry in stored.items()}
-        except (OSError, ValueError, TypeError, ClusterctlError):
+            return {name: FactText(*entry) for name, entry in stored.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
     def save_facts(self, texts: Mapping[str, FactText]) -> None:

@@ -94,24 +94,78 @@ def up(
     replace: Annotated[
         list[str] | None, typer.Option("--replace", help="Remove this node and make it anew (repeatable).")
     ] = None,
+    accept_new_host_keys: Annotated[
+        bool,
+        typer.Option(
+            "--accept-new-host-keys", help="Your own machines: trust host keys that nobody vouched for."
+        ),
+    ] = False,
+    password_fd: Annotated[
+        int | None,
+        typer.Option("--password-fd", help="Your own machines: the first login's password, from this fd."),
+    ] = None,
+    password_command: Annotated[
+        str | None, typer.Option("--password-command", help="Or what this prints: 'pass show lab'.")
+    ] = None,
+    sudo_password_fd: Annotated[
+        int | None, typer.Option("--sudo-password-fd", help="sudo's, where it is another one.")
+    ] = None,
+    sudo_password_command: Annotated[
+        str | None, typer.Option("--sudo-password-command", help="Or what this prints.")
+    ] = None,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option("--forget", help="Your own machines: give up on this one, as it is (repeatable)."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Bring up nodes, or make those that stand right; again = converge, resize."""
+    from run.commands.operator import Answers
     from run.commands.up import UpOptions
     from run.commands.up import up as run_up
 
+    answers = Answers(
+        accept_new_host_keys, password_fd, password_command, sudo_password_fd, sudo_password_command
+    )
     return run_up(
-        UpOptions(inventory, name, nodes, yes, check, diff, as_json, dry_run, bake, tuple(replace or ()))
+        UpOptions(
+            inventory,
+            name,
+            nodes,
+            yes,
+            check,
+            diff,
+            as_json,
+            dry_run,
+            bake,
+            tuple(replace or ()),
+            tuple(forget or ()),
+            answers,
+        )
     )
 
 
 @app.command("check-amx")
 @_ended
-def check_amx(name: Name = None, as_json: Json = False) -> int:
-    """Say which nodes have AMX, why the others have not, and what to do. Exit code 1 if any has none."""
+def check_amx(
+    name: Name = None,
+    rung: Annotated[
+        int | None,
+        typer.Option("--rung", min=1, max=7, help="Climb so far; else to 6, as far as each node gets."),
+    ] = None,
+    speed: Annotated[bool, typer.Option("--speed", help="Rung 7: measure every node, some seconds.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Again every 5 s, until Ctrl-C.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Prove AMX on every node: where it fails, whose fault it is, what to do. Exit code 1 if any has none.
+
+    Rungs: 1 lscpu's flags, 2 CPUID, 3 the kernel's state, 4 its permission, 5 a tile multiplied and right,
+    6 the kernel that torch chooses, 7 speed (only with --speed or --rung 7).
+    """
+    from run.commands.check_amx import CheckOptions
     from run.commands.check_amx import check_amx as run_check
 
-    return run_check(name, as_json=as_json)
+    return run_check(CheckOptions(name, as_json, rung, speed, watch))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -145,6 +199,10 @@ def train(
         bool,
         typer.Option("--replace", help="Nodes that are about to end are made anew, and the run goes on."),
     ] = False,
+    prove_amx: Annotated[
+        bool,
+        typer.Option("--prove-amx", help="Show what multiplied in three of its steps: AMX, or a fallback."),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Train on all nodes: mpirun from the head, ranks laid out from each node's own cores.
@@ -167,6 +225,7 @@ def train(
             as_json,
             resume,
             replace_nodes,
+            prove_amx,
         )
     )
 
@@ -214,13 +273,22 @@ def down(
     images: Annotated[
         bool, typer.Option("--images", help="EC2: also the images baked from this cluster.")
     ] = False,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Your own machines: the training stack goes too.")
+    ] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Your own machines: those out of reach stay as they are.")
+    ] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> int:
-    """Remove the cluster: nothing is left behind, or billed. Safe to run again."""
+    """Remove the cluster: nothing is left behind, or billed. Your own machines are given back as they were.
+
+    Safe to run again.
+    """
     from run.commands.down import down as run_down
 
-    return run_down(name, region, images=images, yes=yes, as_json=as_json)
+    return run_down(name, region, images=images, purge=purge, forget=forget, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -269,6 +337,109 @@ def images(
     from run.commands.fleet import images as run_images
 
     return run_images(region, prune=prune, keep=keep, yes=yes, as_json=as_json)
+
+
+playbook_app = typer.Typer(
+    no_args_is_help=True, help="List, show and run playbooks, the site's and your own."
+)
+app.add_typer(playbook_app, name="playbook")
+
+
+@playbook_app.command("list")
+@_ended
+def playbook_list(name: Name = None, as_json: Json = False) -> int:
+    """The playbooks in the order in which `up` runs them."""
+    from run.commands.playbook import list_all
+
+    return list_all(name, as_json=as_json)
+
+
+@playbook_app.command("show")
+@_ended
+def playbook_show(
+    playbook: Annotated[str, typer.Argument(help="Its name or path.")],
+    name: Name = None,
+    as_json: Json = False,
+) -> int:
+    """What each step wants of which node; nothing is changed."""
+    from run.commands.playbook import show
+
+    return show(playbook, name, as_json=as_json)
+
+
+@playbook_app.command("run")
+@_ended
+def playbook_run(
+    playbooks: Annotated[list[str], typer.Argument(help="Names or paths; `site` is all that `up` runs.")],
+    name: Name = None,
+    limit: Annotated[
+        str | None, typer.Option("--limit", "-l", help="These nodes alone: names, patterns, head, workers.")
+    ] = None,
+    tags: Annotated[
+        str | None, typer.Option("--tags", "-t", help="Playbooks and steps with one of these tags or names.")
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option("--step", help="This step alone: its name or a pattern.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Say what would change; change nothing.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show files before and after.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Bring nodes to what playbooks want."""
+    from run.commands.playbook import PlaybookOptions, run
+
+    return run(PlaybookOptions(tuple(playbooks), name, limit, tags, step, check, diff, as_json))
+
+
+@app.command()
+@_ended
+def log(
+    node: Annotated[str | None, typer.Argument(help="The node; without one, each.")] = None,
+    name: Name = None,
+    last: Annotated[int, typer.Option("--last", min=1, help="How many commands of each node.")] = 20,
+    as_json: Json = False,
+) -> int:
+    """Show the last commands that were run on a node, and how they ended."""
+    from run.commands.log import log as show_log
+
+    return show_log(name, node, last, as_json=as_json)
+
+
+@app.command()
+@_ended
+def init(
+    kind: Annotated[str, typer.Argument(help="local, metal, ec2 or ec2-metal.")] = "local",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file; else its kind, here. Never overwritten.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Write a commented inventory to begin with."""
+    from run.commands.inventory import init as run_init
+
+    return run_init(kind, output, as_json=as_json)
+
+
+@app.command()
+@_ended
+def inventory(
+    name: Name = None,
+    as_list: Annotated[
+        bool, typer.Option("--list", "--json", help="All hosts, groups and variables, as Ansible wants them.")
+    ] = False,
+    host: Annotated[str | None, typer.Option("--host", help="The variables of this node, as JSON.")] = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            "--script", help="Write a file for `ansible-playbook -i` that always tells what stands."
+        ),
+    ] = None,
+) -> int:
+    """Show a cluster as Ansible's dynamic inventory: playbooks of your own run on it."""
+    from run.commands.inventory import InventoryOptions
+    from run.commands.inventory import inventory as run_inventory
+
+    return run_inventory(InventoryOptions(name, as_list, host, script))
 
 
 def main() -> None:

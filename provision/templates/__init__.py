@@ -1,0 +1,1 @@
+"""Inventories to begin with, as `clusterctl init` writes them; inventory/ has the same."""
