@@ -155,6 +155,10 @@ def check_amx(
     ] = None,
     speed: Annotated[bool, typer.Option("--speed", help="Rung 7: measure every node, some seconds.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Again every 5 s, until Ctrl-C.")] = False,
+    ab: Annotated[
+        bool,
+        typer.Option("--ab", help="Train some steps with and without a capped oneDNN, and show the ratio."),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Prove AMX on every node: where it fails, whose fault it is, what to do. Exit code 1 if any has none.
@@ -165,17 +169,39 @@ def check_amx(
     from run.commands.check_amx import CheckOptions
     from run.commands.check_amx import check_amx as run_check
 
-    return run_check(CheckOptions(name, as_json, rung, speed, watch))
+    return run_check(CheckOptions(name, as_json, rung, speed, watch, ab))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
 @_ended
 def train(
-    recipe: Annotated[str, typer.Argument(help="What to train: run_qa.")],
+    program: Annotated[
+        str, typer.Argument(help="What to train: run_qa, run_pretraining, or the path of your own script.")
+    ],
     script_args: Annotated[
-        list[str] | None, typer.Argument(help="After `--`: arguments of the recipe, passed on as they are.")
+        list[str] | None, typer.Argument(help="After `--`: its arguments, passed on as they are.")
     ] = None,
     name: Name = None,
+    module: Annotated[
+        bool, typer.Option("--module", "-m", help="It is a Python module of the folder you are in.")
+    ] = False,
+    bash: Annotated[
+        bool, typer.Option("--bash", "-c", help="It is a bash line, run in a copy of the folder you are in.")
+    ] = False,
+    launcher: Annotated[
+        str, typer.Option("--launcher", help="mpirun (the default) or torchrun.", show_default=False)
+    ] = "",
+    nodes: Annotated[
+        str | None,
+        typer.Option("--nodes", help="How many take part; under torchrun also LEAST:MOST."),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option("--restarts", min=0, help="torchrun: how often lost ranks begin anew.")
+    ] = 0,
+    idle_timeout_s: Annotated[
+        float | None,
+        typer.Option("--idle-timeout", help="Seconds in which no rank prints or computes (600)."),
+    ] = None,
     ppn: Annotated[
         int | None, typer.Option("--ppn", min=1, help="Ranks on each node; else one per NUMA node.")
     ] = None,
@@ -205,16 +231,20 @@ def train(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Train on all nodes: mpirun from the head, ranks laid out from each node's own cores.
+    """Train on all nodes, ranks laid out from each node's own cores.
 
     For example: clusterctl train run_qa -- --num_train_epochs 2 --learning_rate 3e-4
+
+    Your own script is copied to all nodes with the files beside it; what it writes on the head comes back.
     """
+    if module and bash:
+        raise typer.BadParameter("--module or --bash, not both")
     from run.commands.launch import TrainOptions
     from run.commands.train import train as run_train
 
     return run_train(
         TrainOptions(
-            recipe,
+            program,
             tuple(script_args or ()),
             name,
             ppn,
@@ -226,6 +256,11 @@ def train(
             resume,
             replace_nodes,
             prove_amx,
+            "module" if module else "bash" if bash else "auto",
+            launcher,
+            nodes,
+            restarts,
+            idle_timeout_s,
         )
     )
 

@@ -21,6 +21,7 @@ class Event:
     killed                     from hydra's banner: a rank.py that could not say goodbye
     ready progress phase warning error rank_summary result    from the recipe
     checkpoint interrupted     from the recipe: path in the run folder, step; interrupted: it has ended there
+    agent_exit                 from agents.py: an agent that failed; node, code
     launcher_exit              from head.py: code
     output                     any other line: text
     stop sweep                 from the operator's side

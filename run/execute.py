@@ -19,8 +19,10 @@ from provision.step import run_on_hosts
 from run.events import Event, parse_line
 from run.interruption import INTERRUPTED_CODE, Interruption
 from run.job import LaunchPlan, TrainJob
+from run.parcel import parcel
+from run.proof import PROOF_FILE
 from run.summary import RunSummary, summarise
-from run.transfer import fetch, fetch_folder, forget, pack, sweep, upload
+from run.transfer import fetch, fetch_folder, forget, sweep, upload
 from run.watch import Watch
 
 ALIVE_EVERY_S = 5.0  # head.py takes the operator for lost after 60 s
@@ -168,9 +170,9 @@ def _in_order(hosts: Sequence[Host], plan: LaunchPlan) -> tuple[Host, ...]:
 
 
 def _upload_all(hosts: Sequence[Host], plan: LaunchPlan) -> None:
-    packed = pack(plan)
-    for_head = pack(plan, for_head=True) if plan.head_uploads else packed
-    results = run_on_hosts(hosts, lambda host: upload(host, plan, for_head if host is hosts[0] else packed))
+    for_all = parcel(plan)
+    for_head = parcel(plan, for_head=True) if plan.head_uploads else for_all
+    results = run_on_hosts(hosts, lambda host: upload(host, plan, for_head if host is hosts[0] else for_all))
     for result in results.values():
         if isinstance(result, ClusterctlError):
             raise result
@@ -230,6 +232,8 @@ def _keep(
     (partial / "plan.txt").write_text(plan.render())
     about = {**summary.to_json(), "missing": missing}
     (partial / "summary.json").write_text(json.dumps(about, indent=2) + "\n")
+    if summary.amx_proof is not None:
+        (partial / PROOF_FILE).write_text(json.dumps(about["amx_proof"], indent=2) + "\n")
     if job.request:
         (partial / REQUEST_FILE).write_text(json.dumps(dict(job.request), indent=2) + "\n")
     folder = partial.with_name(plan.run_id)

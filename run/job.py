@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,11 +12,25 @@ from typing import Any
 
 from provision.errors import SettingsError
 from run.layout import ranges
+from run.program import WORK_FOLDER, Program
 
 RECIPES_FOLDER = Path(__file__).parent / "recipes"
-RECIPES: Mapping[str, str] = {"run_qa": "question_answering.py"}
+SPEED_FOLDER = Path(__file__).parent / "speed"
 UPLOADED_ARGUMENTS = ("--train_file", "--validation_file")
+TAKES_MANY_FILES = ("run_pretraining",)
+"""Recipes whose data may be folders, and several of them."""
+UPLOADED_FOLDERS = {
+    "--model_name_or_path": "config.json",
+    "--config_name": "config.json",
+    "--tokenizer_name": "tokenizer.json",
+    "--resume_from_checkpoint": "trainer_state.json",
+}
+"""Arguments that name a folder of this machine if this file is in it; else it is on the hub or the nodes."""
+ON_NODES = "node:"
+"""Before a path of data: every node has it."""
+MOST_UPLOADED_GIB = 1.0
 OUTPUT_FOLDER = "output"
+SHOWN_UPLOADS = 30
 RUNS_FOLDER = "~/.clusterctl/runs"
 
 
@@ -28,10 +41,11 @@ class TrainJob:
     start from; it is kept with the results as it is.
 
     The limits: every rank must start within `start_timeout_s`, meet the others within
-    `rendezvous_timeout_s`, and be heard of again within `lost_after_s`.
+    `rendezvous_timeout_s`, and be heard of again within `lost_after_s`. Ranks that neither print nor compute
+    for `idle_after_s` wait for something that does not come.
     """
 
-    recipe: str
+    program: Program
     run_id: str
     script_args: tuple[str, ...] = ()
     uploads: Mapping[str, Path] = field(default_factory=dict)
@@ -41,6 +55,7 @@ class TrainJob:
     start_timeout_s: float = 60
     rendezvous_timeout_s: float = 120
     lost_after_s: float = 30
+    idle_after_s: float = 600
     stop_grace_s: float = 15
     disk_room_gib: float = 1.0
 
@@ -63,6 +78,7 @@ class LaunchPlan:
     `argv` is for the head, and "~/" in it means the head's home folder. `environment` is the launcher's,
     beside HOME, USER and the like. `files` (path -> text) and `uploads` (path -> file or folder here) go
     into the run folder of every node in `nodes`, the head first; `head_uploads` into the head's alone.
+    `restarts` is how often the launcher itself begins anew after a rank or a node was lost.
     """
 
     run_id: str
@@ -74,6 +90,8 @@ class LaunchPlan:
     files: Mapping[str, str]
     uploads: Mapping[str, Path]
     head_uploads: Mapping[str, Path] = field(default_factory=dict)
+    launcher: str = "mpirun"
+    restarts: int = 0
 
     @property
     def run_folder(self) -> str:
@@ -108,7 +126,11 @@ class LaunchPlan:
 
     def _contents(self) -> list[str]:
         lines = [f"# in {self.run_folder} of every node", "#   node: the node's own name"]
-        lines += [f"#   {path}: from {_shown(source)}" for path, source in self.uploads.items()]
+        lines += [f"#   {path}: from {_shown(source)}" for path, source in self.uploads.items()][
+            :SHOWN_UPLOADS
+        ]
+        more = len(self.uploads) - SHOWN_UPLOADS
+        lines += [f"#   and {more} more files in {WORK_FOLDER}"] if more > 0 else []
         lines += [
             f"#   {path}: from {source}, on the head only" for path, source in self.head_uploads.items()
         ]
@@ -117,51 +139,45 @@ class LaunchPlan:
         return lines
 
 
-def make_job(recipe: str, script_args: Sequence[str], now: datetime | None = None) -> TrainJob:
-    """A job of a known recipe; files of this machine among the arguments become uploads.
-
-    Raises SettingsError for an unknown recipe or a file that is not here.
+def make_job(program: Program, script_args: Sequence[str], now: datetime | None = None) -> TrainJob:
+    """A job of a program. A recipe's arguments may name files of this machine, which become uploads; those of
+    somebody's own program are passed on as they are. Raises SettingsError for a file that is not here.
     """
-    recipe_script(recipe)
-    job = TrainJob(recipe, new_run_id(recipe, now or datetime.now(timezone.utc)))
-    return with_script_args(job, script_args)
+    job = TrainJob(
+        program, new_run_id(program.label, now or datetime.now(timezone.utc)), uploads=program.files
+    )
+    return (
+        with_script_args(job, script_args)
+        if program.reports
+        else replace(job, script_args=tuple(script_args))
+    )
 
 
-def new_run_id(recipe: str, now: datetime) -> str:
-    """Sorts by time, tells the recipe, and is unlike any other: 20261121-101500-run_qa-ab12."""
-    return f"{now:%Y%m%d-%H%M%S}-{recipe}-{secrets.token_hex(2)}"
-
-
-def recipe_script(name: str) -> str:
-    """The recipe's entry script within the recipes folder. Raises SettingsError with the nearest match."""
-    if name in RECIPES:
-        return RECIPES[name]
-    near = difflib.get_close_matches(name, RECIPES, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(sorted(RECIPES))}"
-    raise SettingsError(f"no recipe {name!r}; {hint}")
+def new_run_id(program: str, now: datetime) -> str:
+    """Sorts by time, tells the program, and is unlike any other: 20261121-101500-run_qa-ab12."""
+    return f"{now:%Y%m%d-%H%M%S}-{program}-{secrets.token_hex(2)}"
 
 
 def with_script_args(job: TrainJob, args: Sequence[str]) -> TrainJob:
     """The job with the recipe's arguments as they must read on the nodes.
 
-    A data file or a model's folder of this machine is uploaded and its argument rewritten; a checkpoint goes
-    to the head alone, from where the recipe brings it to the others. The output folder is always the run
-    folder's, from where it is fetched: an --output_dir of the user's is replaced.
-    Raises SettingsError when a data file is not here.
+    Data or a model's folder of this machine is uploaded and its argument rewritten, data that the nodes have
+    is named "node:/path"; a checkpoint goes to the head alone, from where the recipe brings it to the others.
+    The output folder is always the run folder's, from where it is fetched: an --output_dir of the user's is
+    replaced. Raises SettingsError for data that is not here, or too much to be copied.
     """
     rewritten: list[str] = []
     uploads, head_uploads = dict(job.uploads), dict(job.head_uploads)
-    for name, value in _pairs(args):
-        if name == "--output_dir" or value is None:
-            rewritten += [] if name == "--output_dir" else [name]
-        elif name in UPLOADED_ARGUMENTS or _is_model_here(name, value):
-            target, uploads[target] = _upload(name, value)
-            rewritten += [name, target]
-        elif _is_checkpoint_here(name, value):
-            target, head_uploads[target] = _upload(name, value)
-            rewritten += [name, target]
+    for name, values in _options(args):
+        if name == "--output_dir":
+            rewritten += values[1:]
+        elif name in UPLOADED_ARGUMENTS:
+            rewritten += [name, *(_data(job.program.name, name, value, uploads) for value in values)]
+        elif _is_folder_here(name, values):
+            into = head_uploads if name == "--resume_from_checkpoint" else uploads
+            rewritten += [name, _upload(name, Path(values[0]).expanduser(), into), *values[1:]]
         else:
-            rewritten += [name, value]
+            rewritten += [*([name] if name else []), *values]
     script_args = (*rewritten, "--output_dir", OUTPUT_FOLDER)
     return replace(job, script_args=script_args, uploads=uploads, head_uploads=head_uploads)
 
@@ -173,13 +189,15 @@ def from_anywhere(args: Sequence[str]) -> tuple[str, ...]:
     ('--seed', '7', '--do_eval')
     """
     found: list[str] = []
-    for name, value in _pairs(args):
-        is_here = value is not None and (
-            name in UPLOADED_ARGUMENTS or _is_model_here(name, value) or _is_checkpoint_here(name, value)
-        )
-        whole = str(Path(value).expanduser().resolve()) if value is not None and is_here else value
-        found += [name] if whole is None else [name, whole]
+    for name, values in _options(args):
+        is_here = name in UPLOADED_ARGUMENTS or _is_folder_here(name, values)
+        found += [name] if name else []
+        found += [_whole(value) if is_here else value for value in values]
     return tuple(found)
+
+
+def _whole(value: str) -> str:
+    return value if value.startswith(ON_NODES) else str(Path(value).expanduser().resolve())
 
 
 def shell_line(argv: Sequence[str]) -> str:
@@ -191,39 +209,65 @@ def shell_line(argv: Sequence[str]) -> str:
     return " ".join("~/" + shlex.quote(arg[2:]) if arg.startswith("~/") else shlex.quote(arg) for arg in argv)
 
 
-def _pairs(args: Sequence[str]) -> list[tuple[str, str | None]]:
-    """Arguments as (name, value); (argument, None) for one without a value.
+def _options(args: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Arguments as (name, values); the name is "" for values before the first name.
 
-    >>> _pairs(["--a", "1", "--b=2", "--c"])
-    [('--a', '1'), ('--b', '2'), ('--c', None)]
+    >>> _options(["--a", "1", "2", "--b=3", "--c"])
+    [('--a', ['1', '2']), ('--b', ['3']), ('--c', [])]
     """
-    pairs: list[tuple[str, str | None]] = []
+    options: list[tuple[str, list[str]]] = []
     for arg in args:
         name, equals, value = arg.partition("=")
         if arg.startswith("--"):
-            pairs.append((name, value) if equals else (arg, None))
-        elif pairs and pairs[-1][1] is None and pairs[-1][0].startswith("--"):
-            pairs[-1] = (pairs[-1][0], arg)
+            options.append((name, [value] if equals else []))
+        elif options:
+            options[-1][1].append(arg)
         else:
-            pairs.append((arg, None))
-    return pairs
+            options.append(("", [arg]))
+    return options
 
 
-def _is_model_here(name: str, value: str) -> bool:
-    """A folder of this machine; else it is a name on the hub, or a folder that the nodes have."""
-    return name == "--model_name_or_path" and (Path(value).expanduser() / "config.json").is_file()
+def _is_folder_here(name: str, values: Sequence[str]) -> bool:
+    """Whether the argument's first value is such a folder of this machine as is uploaded for it."""
+    mark = UPLOADED_FOLDERS.get(name)
+    return mark is not None and bool(values) and (Path(values[0]).expanduser() / mark).is_file()
 
 
-def _is_checkpoint_here(name: str, value: str) -> bool:
-    path = Path(value).expanduser() / "trainer_state.json"
-    return name == "--resume_from_checkpoint" and path.is_file()
-
-
-def _upload(name: str, value: str) -> tuple[str, Path]:
+def _data(recipe: str, name: str, value: str, uploads: MutableMapping[str, Path]) -> str:
+    """Where the nodes find a data file or folder. Raises SettingsError."""
+    if value.startswith(ON_NODES):
+        return value.removeprefix(ON_NODES)
     source = Path(value).expanduser()
-    if not source.exists() or (name in UPLOADED_ARGUMENTS and not source.is_file()):
-        raise SettingsError(f"{name} {value}: no such file on this machine; give the path of one")
-    return f"data/{name.strip('-')}/{source.name}", source.resolve()
+    if not source.exists():
+        raise SettingsError(
+            f"{name} {value}: no such file on this machine; give the path of one, or {ON_NODES}/path where "
+            "every node has it"
+        )
+    if not source.is_file() and recipe not in TAKES_MANY_FILES:
+        raise SettingsError(f"{name} {value}: {recipe} takes a file; this is none")
+    size_gib = _bytes(source) / 2**30
+    if size_gib > MOST_UPLOADED_GIB:
+        raise SettingsError(
+            f"{name} {value}: {size_gib:.1f} GiB; more than {MOST_UPLOADED_GIB:g} GiB is not copied; "
+            f"put it on every node at the same path, and give {name} {ON_NODES}/path"
+        )
+    return _upload(name, source, uploads)
+
+
+def _bytes(source: Path) -> int:
+    files = source.rglob("*") if source.is_dir() else [source]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _upload(name: str, source: Path, uploads: MutableMapping[str, Path]) -> str:
+    """Note what is to be uploaded; its path in the run folder."""
+    source = source if source.name.strip(".") else source.resolve()
+    folder = f"data/{name.strip('-')}"
+    target = f"{folder}/{source.name}"
+    if uploads.get(target, source.resolve()) != source.resolve():
+        target = f"{folder}/{len(uploads)}/{source.name}"  # another of this name
+    uploads[target] = source.resolve()
+    return target
 
 
 def _shown(source: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from run.events import Event
 from run.interruption import parse_notice
 
 PLAIN_EVERY_S = 5.0
+_RANKS_OWN = re.compile(r"\[\d+\] ")
 
 
 class Display(AbstractContextManager["Display"], Protocol):
@@ -22,18 +24,22 @@ class Display(AbstractContextManager["Display"], Protocol):
     def show(self, event: Event) -> None: ...
 
 
-def display_for(*, as_json: bool, ranks: int) -> Display:
-    """JSON lines where asked for, a live line in a terminal, plain lines otherwise."""
+def display_for(*, as_json: bool, ranks: int, echo: bool = False) -> Display:
+    """JSON lines where asked for, a live line in a terminal, plain lines otherwise.
+
+    With `echo`, what the ranks print is shown too: somebody's own program tells of itself in no other way.
+    """
     if as_json:
-        return JsonDisplay()
-    return LiveDisplay(ranks) if sys.stdout.isatty() else PlainDisplay(ranks)
+        return JsonDisplay(echo=echo)
+    return LiveDisplay(ranks, echo=echo) if sys.stdout.isatty() else PlainDisplay(ranks, echo=echo)
 
 
 class PlainDisplay:
     """A line for each phase and warning, and one every few seconds for the progress."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, *, echo: bool = False) -> None:
         self._ranks = ranks
+        self._echo = echo
         self._met = 0
         self._next_s = 0.0
 
@@ -52,6 +58,9 @@ class PlainDisplay:
             self._met += 1
             if self._met == self._ranks:
                 self._say(f"all {self._ranks} ranks have met")
+        elif event.name == "output" and self._echo:
+            if _RANKS_OWN.match(event.text):
+                self._say(event.text)
         else:
             text = news(event)
             if text:
@@ -69,11 +78,11 @@ class PlainDisplay:
 class JsonDisplay(PlainDisplay):
     """Every event but plain output as one JSON object a line."""
 
-    def __init__(self) -> None:
-        super().__init__(0)
+    def __init__(self, *, echo: bool = False) -> None:
+        super().__init__(0, echo=echo)
 
     def show(self, event: Event) -> None:
-        if event.name in ("output", "heartbeat"):
+        if event.name == "heartbeat" or (event.name == "output" and not self._echo):
             return
         about = {"event": event.name, "rank": event.rank, "node": event.node, **event.data}
         self._say(json.dumps({key: value for key, value in about.items() if value is not None}))
@@ -82,11 +91,11 @@ class JsonDisplay(PlainDisplay):
 class LiveDisplay(PlainDisplay):
     """Phases scroll by, the progress stays on one line."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, *, echo: bool = False) -> None:
         from rich.console import Console
         from rich.status import Status
 
-        super().__init__(ranks)
+        super().__init__(ranks, echo=echo)
         self._console = Console(highlight=False, markup=False)
         self._status = Status(f"starting {ranks} ranks", console=self._console)
 
@@ -130,6 +139,8 @@ def news(event: Event) -> str:
         return f"{notice}: a checkpoint is wanted" if notice else ""
     if event.name == "checkpoint":
         return f"checkpoint at step {event.data.get('step')}"
+    if event.name == "agent_exit":
+        return f"warning: {event.node}: its agent ended with exit code {event.data.get('code')}"
     return event.text if event.name == "sweep" else ""
 
 

@@ -1,11 +1,13 @@
 """Run a script as one rank of a distributed run. Self-contained: copied to a node, it needs only Python.
 
-    mpirun ... python rank.py SCRIPT [ARGUMENT ...]
+    mpirun ... python rank.py [--folder FOLDER] SCRIPT [ARGUMENT ...]
+    mpirun ... python rank.py [--folder FOLDER] --program PROGRAM [ARGUMENT ...]
 
 1. Knows its place from whatever launcher started it, and gives the script the variables of torchrun.
 2. Pins itself to the CPUs that plan.json beside it names for this rank.
 3. Copies the script's output to logs/rank-NNN.log, and to its own stdout with the prefix "[rank] ".
-4. Reports start, a heartbeat every 5 s, and exit as lines `@clusterctl {json}`.
+4. Reports start, a heartbeat every 5 s (with the CPU seconds used so far), and exit as lines
+   `@clusterctl {json}`.
 5. Leaves nothing behind: the script and all it started end with this process, even when it is killed.
 6. Sees when the node is about to end: NOTICE, or the file that CLUSTERCTL_NOTICE names, is then there, one
    JSON object {"reason": ..., "ends_at": seconds since 1970}. Reports it once a node as the event "notice"
@@ -62,6 +64,11 @@ LAUNCHERS = (
     ),
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun, docker, Kubernetes
 )
+KEEP_MEMORY = {
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
 TCMALLOC = ("*/libtcmalloc_minimal.so.4", "*/libtcmalloc.so.4")  # under /usr/lib
 
 
@@ -111,12 +118,14 @@ def read_node(folder: Path) -> str:
 def own_placement(plan: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
     """The plan's entry for this rank, {} without a plan.
 
-    Raises RankError when the launcher put the rank elsewhere: its CPUs would be another node's.
+    By its place on its node where the launcher numbers ranks as it likes. Raises RankError when the launcher
+    put the rank elsewhere: its CPUs would be another node's.
     """
     if "ranks" not in plan:
         return {}
+    key, number = ("local_rank", place.local_rank) if plan.get("renumbers") else ("rank", place.rank)
     for entry in plan["ranks"]:
-        if (entry["rank"], entry["node"]) == (place.rank, place.node):
+        if (entry[key], entry["node"]) == (number, place.node):
             return dict(entry)
     raise RankError(
         f"the launcher put rank {place.rank} on {place.node}, the plan does not; compare its hostfile with "
@@ -162,9 +171,13 @@ def script_environment(
         "PYTHONUNBUFFERED": "1",
         # c10d warns for every address that has no name in the DNS, where a rank's last line should tell why.
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        # torch makes the folder even where nothing is compiled; else it is in /tmp, and stays there.
+        "TORCHINDUCTOR_CACHE_DIR": str(FOLDER / "inductor"),
         **preload(environ),
         **environ,
         **node,
+        # The library `speed` lies there: any script can import it.
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(FOLDER / "lib"), environ.get("PYTHONPATH")))),
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_RANK": str(place.local_rank),
@@ -176,10 +189,13 @@ def script_environment(
 
 
 def preload(environ: Mapping[str, str]) -> dict[str, str]:
-    """tcmalloc where it is installed: a third of a step is page faults under glibc's malloc."""
-    found = [path for pattern in TCMALLOC for path in sorted(Path("/usr/lib").glob(pattern))]
-    if "LD_PRELOAD" in environ or not found:
+    """tcmalloc where it is installed: a third of a step is page faults under glibc's malloc. Where it is not,
+    glibc's is told to keep what it has."""
+    if "LD_PRELOAD" in environ:
         return {}
+    found = [path for pattern in TCMALLOC for path in sorted(Path("/usr/lib").glob(pattern))]
+    if not found:
+        return KEEP_MEMORY
     # Otherwise it reports every allocation over 1 GiB on stderr.
     return {"LD_PRELOAD": str(found[0]), "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": str(1 << 50)}
 
@@ -314,7 +330,17 @@ class Lookout:
 # --- the script's process ----------------------------------------------------------------------
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], cpus: set[int]) -> subprocess.Popen[bytes]:
+def parse(arguments: Sequence[str]) -> tuple[Path, list[str]]:
+    """The folder to run in, and the whole command; a script is for the Python that runs this."""
+    folder, rest = FOLDER, list(arguments)
+    if rest[:1] == ["--folder"]:
+        folder, rest = FOLDER / rest[1], rest[2:]
+    return folder, rest[1:] if rest[:1] == ["--program"] else [sys.executable, *rest]
+
+
+def start(
+    command: Sequence[str], environment: Mapping[str, str], cpus: set[int], folder: Path = FOLDER
+) -> subprocess.Popen[bytes]:
     """The script in a process group of its own, pinned, ended by the kernel when this process ends."""
     libc = ctypes.CDLL(None)
     parent = os.getpid()
@@ -331,7 +357,7 @@ def start(command: Sequence[str], environment: Mapping[str, str], cpus: set[int]
     return subprocess.Popen(
         command,
         env=dict(environment),
-        cwd=FOLDER,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -358,6 +384,17 @@ def guard(group: int) -> int:
     if os.read(0, 1) == b"":
         kill_group(group, signal.SIGKILL)
     os._exit(0)
+
+
+def cpu_seconds(group: int) -> float:
+    """CPU time of all processes of a group, and of their children that have ended."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def kill_group(group: int, number: int) -> None:
@@ -411,7 +448,8 @@ class Supervisor:
         now = time.monotonic()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_S
-            self._output.event("heartbeat", rank=self._place.rank, node=self._place.node)
+            used_s = round(cpu_seconds(self._child.pid), 2)
+            self._output.event("heartbeat", rank=self._place.rank, node=self._place.node, cpu_s=used_s)
         self._lookout.look(now)
         if now >= self._kill_at:
             kill_group(self._child.pid, signal.SIGKILL)
@@ -429,10 +467,19 @@ def run(command: Sequence[str], place: Place, plan: Mapping[str, Any], output: O
     environment = script_environment(os.environ, plan, place, threads)
     log_name = f"logs/rank-{place.rank:03d}.log"
     (FOLDER / "logs").mkdir(exist_ok=True)
-    with (FOLDER / log_name).open("wb") as log:
-        child = start([sys.executable, *command], environment, cpus)
+    folder, program = parse(command)
+    folder.mkdir(exist_ok=True)
+    with (FOLDER / log_name).open("ab") as log:  # to the end: the launcher may have begun anew
+        child = start(program, environment, cpus, folder)
         dismissal = guard(child.pid)
-        output.event("start", rank=place.rank, node=place.node, pid=child.pid, cpus=sorted(cpus))
+        output.event(
+            "start",
+            rank=place.rank,
+            node=place.node,
+            pid=child.pid,
+            cpus=sorted(cpus),
+            world_size=place.world_size,
+        )
         copier = Copier(output, log, place.rank)
         code = Supervisor(child, copier, output, place).follow()
     os.write(dismissal, b"x")

@@ -39,6 +39,9 @@ class Request:
     threads: int | None = None
     rendezvous_timeout_s: float | None = None
     resumed_from: str | None = None
+    launcher: str = "mpirun"
+    nodes: str | None = None
+    restarts: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

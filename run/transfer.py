@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import base64
-import io
 import tarfile
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO
 
 from provision.errors import HostError
-from provision.host import Host, Stream
+from provision.host import COMMAND_TIMEOUT_S, Host, Stream
 from run.job import OUTPUT_FOLDER, LaunchPlan
+from run.parcel import Parcel
+from run.program import WORK_FOLDER
 
 SILENCE_S = 60.0  # without a byte from a node that is sending its files
 SWEEP_TIMEOUT_S = 15.0
+SLOWEST_BYTES_S = 1e6  # of a way to a node that still counts as one
 
 # mkdir without -p: two runs must never share a folder.
 _UNPACK = """set -e
 mkdir -p ~/.clusterctl/runs; cd ~/.clusterctl/runs
 mkdir %s; cd %s
 tar -xzf -
+files=../../files
+mkdir -p $files; for large in .large/?????????????????????????????????*; do
+  [ ! -e "$large" ] || mv "$large" $files/
+done
+while read -r digest path; do
+  mkdir -p "$(dirname "$path")"; cp -p $files/$digest "$path"; touch $files/$digest
+done < .large/paths
+rm -r .large; find $files -type f -mtime +30 -delete
 echo %s > node
 mkdir logs"""
+
+_MISSING = """mkdir -p ~/.clusterctl/files && cd ~/.clusterctl/files && while read -r digest; do
+  [ -e "$digest" ] || echo "$digest"
+done"""
 
 # Checkpoints stay on the head: with the optimizer's state they are three times the model.
 _PACK_LOGS = """cd ~/.clusterctl/runs/%s || exit 1
 tar -cf - logs | base64 -w 61440"""
+# Of somebody's own program, what it made or changed: `node` was the last file written before it began.
 _PACK_ALL = f"""cd ~/.clusterctl/runs/%s || exit 1
-tar -cf - --exclude='checkpoint-*' -- $(ls -d logs {OUTPUT_FOLDER} 2>/dev/null) | base64 -w 61440"""
+{{ find logs {OUTPUT_FOLDER} -name 'checkpoint-*' -prune -o -print 2>/dev/null
+  find {WORK_FOLDER} -type f -newer node ! -path '*/__pycache__/*' 2>/dev/null
+}} | tar -cf - --no-recursion --verbatim-files-from -T - --transform 's,^{WORK_FOLDER}/,{OUTPUT_FOLDER}/,' |
+base64 -w 61440"""
 
 _PACK_FOLDER = """cd ~/.clusterctl/runs/%s || exit 1
 tar -cf - -- %s | base64 -w 61440"""
@@ -47,23 +66,15 @@ done
 echo "$killed $(find_left | wc -l)\""""
 
 
-def upload(host: Host, plan: LaunchPlan, packed: bytes) -> None:
+def upload(host: Host, plan: LaunchPlan, parcel: Parcel) -> None:
     """Make the run folder on the node and fill it. Raises HostError."""
-    host.run(_UNPACK, plan.run_id, plan.run_id, host.node.name, stdin=packed)
-
-
-def pack(plan: LaunchPlan, *, for_head: bool = False) -> bytes:
-    """The plan's files and uploads as tar.gz. Raises OSError when an upload cannot be read."""
-    uploads = {**plan.uploads, **(plan.head_uploads if for_head else {})}
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
-        for path, text in plan.files.items():
-            entry = tarfile.TarInfo(path)
-            entry.size = len(text.encode())
-            archive.addfile(entry, io.BytesIO(text.encode()))
-        for path, source in uploads.items():
-            archive.add(source, path, filter=_plain)
-    return buffer.getvalue()
+    missing: Collection[str] = ()
+    if parcel.digests:
+        asked = "".join(f"{digest}\n" for digest in sorted(parcel.digests)).encode()
+        missing = host.run(_MISSING, stdin=asked).stdout.split()
+    packed = parcel.packed(missing)
+    limit_s = COMMAND_TIMEOUT_S + len(packed) / SLOWEST_BYTES_S
+    host.run(_UNPACK, plan.run_id, plan.run_id, host.node.name, stdin=packed, timeout_s=limit_s)
 
 
 def fetch(host: Host, run_id: str, into: Path, *, with_output: bool) -> None:
@@ -126,12 +137,3 @@ def _harmless(entry: tarfile.TarInfo) -> bool:
     """
     path = Path(entry.name)
     return (entry.isfile() or entry.isdir()) and not path.is_absolute() and ".." not in path.parts
-
-
-def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """The entry without this machine's user; None for Python's caches."""
-    if "__pycache__" in Path(entry.name).parts:
-        return None
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = ""
-    return entry

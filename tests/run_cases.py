@@ -9,6 +9,7 @@ from provision.facts import CpuInfo, NodeFacts, Topology
 from provision.model import Cluster, Node
 from run.job import TrainJob
 from run.layout import LayoutSettings, NodeLayout, lay_out_all
+from run.program import recipe_program
 from tests.test_layout import topology
 
 STACK = "/opt/clusterctl/stacks/native-1a2b"
@@ -54,7 +55,7 @@ def layouts(known: Mapping[str, NodeFacts], settings: LayoutSettings | None = No
 
 def job(uploads: Mapping[str, Path] | None = None) -> TrainJob:
     return TrainJob(
-        "run_qa",
+        recipe_program("run_qa"),
         RUN_ID,
         ("--num_train_epochs", "1", "--output_dir", "output"),
         uploads or {},

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
 from provision.errors import SettingsError
-from run.job import LaunchPlan, TrainJob, make_job, new_run_id, recipe_script, shell_line, with_script_args
+from run.job import LaunchPlan, TrainJob, make_job, new_run_id, shell_line, with_script_args
 from run.launchers.mpirun import plan
+from run.program import recipe_program
 from tests.golden import assert_golden
 from tests.run_cases import RUN_ID, STACK, TWO_CORES, TWO_SOCKETS, cluster, facts, job, layouts
 
@@ -40,6 +42,23 @@ def test_fewer_nodes_than_the_cluster_has_get_a_machinefile() -> None:
     made = planned(3, TWO_CORES, TWO_CORES)
     assert made.files["hostfile"] == "node1:1\nnode2:1\n"
     assert made.nodes == ("node1", "node2")
+
+
+def test_users_of_different_names_each_run_it_in_their_own_home() -> None:
+    known = facts(TWO_SOCKETS, TWO_CORES)
+    known["node2"] = replace(known["node2"], home="/home/ann")
+    nodes = (cluster(2).head, replace(cluster(2).nodes[1], user="ann"))
+    theirs = replace(cluster(2), nodes=nodes)
+
+    made = plan(job(), theirs, layouts(known), known, stack_dir=STACK, master_port=29501)
+
+    node1, node2 = " ".join(made.argv).split(" : ")
+    rank = f".clusterctl/runs/{RUN_ID}/rank.py"
+    assert "-host node1 -n 2 -env HOME /home/ubuntu -env USER ubuntu " in node1
+    assert f"/bin/python /home/ubuntu/{rank} recipe/" in node1
+    assert node2.startswith("-host node2 -n 1 -env HOME /home/ann -env USER ann -env LOGNAME ann ")
+    assert f"/bin/python /home/ann/{rank} recipe/" in node2
+    assert "hostfile" not in made.files
 
 
 def test_ranks_are_numbered_node_by_node() -> None:
@@ -86,12 +105,12 @@ def test_run_ids_sort_by_time() -> None:
 
 def test_an_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(SettingsError, match="no recipe 'run_aq'; did you mean run_qa"):
-        recipe_script("run_aq")
+        recipe_program("run_aq")
 
 
 def test_an_unknown_recipe_without_a_near_one_lists_all() -> None:
-    with pytest.raises(SettingsError, match="there is run_qa"):
-        recipe_script("x")
+    with pytest.raises(SettingsError, match="there is run_pretraining, run_qa"):
+        recipe_program("x")
 
 
 def test_data_files_are_uploaded_and_their_arguments_rewritten(tmp_path: Path) -> None:
@@ -99,7 +118,8 @@ def test_data_files_are_uploaded_and_their_arguments_rewritten(tmp_path: Path) -
     train.parent.mkdir()
     train.touch()
     dev.touch()
-    made = make_job("run_qa", ["--train_file", str(train), f"--validation_file={dev}", "--bf16"])
+    args = ["--train_file", str(train), f"--validation_file={dev}", "--bf16"]
+    made = make_job(recipe_program("run_qa"), args)
     assert made.script_args == (
         *("--train_file", "data/train_file/squad.json"),
         *("--validation_file", "data/validation_file/squad.json"),
@@ -113,12 +133,12 @@ def test_data_files_are_uploaded_and_their_arguments_rewritten(tmp_path: Path) -
 
 def test_a_missing_data_file_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"--train_file /no/such.json: no such file on this machine"):
-        make_job("run_qa", ["--train_file", "/no/such.json"])
+        make_job(recipe_program("run_qa"), ["--train_file", "/no/such.json"])
 
 
 def test_the_output_folder_is_always_the_run_folders() -> None:
     args = ["--output_dir", "/tmp/x", "--seed=7", "--flag", "--lr", "-1"]
-    made = with_script_args(TrainJob("run_qa", RUN_ID), args)
+    made = with_script_args(TrainJob(recipe_program("run_qa"), RUN_ID), args)
     assert made.script_args == ("--seed", "7", "--flag", "--lr", "-1", "--output_dir", "output")
 
 

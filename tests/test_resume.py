@@ -19,6 +19,7 @@ from run.execute import RunOutcome
 from run.interruption import INTERRUPTED_CODE, TIME_IS_OVER, Checkpoint, Interruption, Notice
 from run.job import from_anywhere, make_job
 from run.preflight import NodesEnding
+from run.program import recipe_program
 from run.resume import Found, Request, choose_run, find_checkpoint, go_on_from, read_request, rescue
 from run.summary import RunSummary
 from tests.run_cases import RUN_ID, job, node
@@ -156,7 +157,7 @@ def test_a_checkpoint_of_this_machine_travels_to_the_head(tmp_path: Path) -> Non
 
 def test_a_checkpoint_that_the_user_names_here_travels_too(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, 20)
-    made = make_job("run_qa", ("--resume_from_checkpoint", str(folder)))
+    made = make_job(recipe_program("run_qa"), ("--resume_from_checkpoint", str(folder)))
     path = "data/resume_from_checkpoint/checkpoint-20"
     assert made.script_args[:2] == ("--resume_from_checkpoint", path)
     assert made.head_uploads == {path: folder}

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict
 
 from playbooks.amx import judge
+from provision.amx import ladder_script
+from provision.amx.verdict import TILE
 from provision.errors import ClusterctlError, LaunchError, SettingsError
 from provision.facts import NodeFacts
 from provision.host import SshHost
-from provision.model import Cluster
+from provision.model import Cluster, Node
 from provision.play import gather
-from provision.stacks import stack_named
+from provision.stacks import stack_of
+from run.commands.check_amx import climb
 from run.commands.common import count, open_hosts, print_json, print_table, standing_cluster
 from run.execute import RunOutcome
 from run.execute import train as execute
 from run.job import LaunchPlan, TrainJob, from_anywhere, make_job
-from run.launchers.mpirun import plan
+from run.launchers import mpirun, torchrun
 from run.layout import HEADINGS, LayoutSettings, NodeLayout, lay_out_all
 from run.preflight import check
+from run.program import find_program
 from run.progress import display_for
+from run.proof import with_proof
 from run.resume import Request, find_checkpoint, go_on_from
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of `train`, as the user gave them. `resume` is a run's id, or what tells it apart."""
+    """The options of `train`, as the user gave them. `resume` is a run's id, or what tells it apart.
 
-    recipe: str
+    `program` is a recipe's name or a path, or by `kind` a module or a bash line. `nodes` is how many take
+    part: "2", or under torchrun "2:4". An empty `launcher` is mpirun, or that of the run to resume.
+    """
+
+    program: str
     script_args: tuple[str, ...] = ()
     name: str | None = None
     ppn: int | None = None
@@ -41,21 +52,41 @@ class TrainOptions:
     as_json: bool = False
     resume: str | None = None
     replace_nodes: bool = False
+    prove_amx: bool = False
+    kind: str = "auto"
+    launcher: str = ""
+    nodes: str | None = None
+    restarts: int = 0
+    idle_timeout_s: float | None = None
+
+
+class Ground(TypedDict):
+    """What preflight and the record say of the nodes, for every launcher's plan."""
+
+    stack_dir: str
+    master_port: int
 
 
 def launch(options: TrainOptions) -> RunOutcome | None:
     """One run, from the record as it is now; None after --dry-run."""
     job = _job(options)
     _, cluster = standing_cluster(options.name)
-    with open_hosts(cluster) as hosts:
+    least, taking_part = node_range(cluster, options)
+    with open_hosts(cluster) as all_hosts:
+        hosts = [host for host in all_hosts if host.node in taking_part]
         facts = _facts(cluster, hosts)
-        _refuse_without_amx(cluster, facts)
+        _refuse_without_amx(cluster, hosts, facts)
         shares = {node.name: node.core_share for node in cluster.nodes}
         layouts = lay_out_all(facts, LayoutSettings(options.ppn, options.threads, None, shares))
-        stack_dir = stack_named(cluster.stack).path
+        stack_dir = stack_of(cluster).path
         ready = check(cluster, hosts, facts, job, stack_dir=stack_dir)
         job = _from_checkpoint(options, hosts, job)
-        made = plan(job, cluster, layouts, facts, stack_dir=stack_dir, master_port=ready.master_port)
+        ground: Ground = {"stack_dir": stack_dir, "master_port": ready.master_port}
+        if options.launcher == "torchrun":
+            again = {"restarts": options.restarts, "least_nodes": least}
+            made = torchrun.plan(job, cluster, layouts, facts, **ground, **again)
+        else:
+            made = mpirun.plan(job, cluster, layouts, facts, **ground)
         if options.dry_run:
             _show_plan(made, as_json=options.as_json)
             return None
@@ -64,19 +95,55 @@ def launch(options: TrainOptions) -> RunOutcome | None:
         return _run(options, hosts, made, job)
 
 
+def node_range(cluster: Cluster, options: TrainOptions) -> tuple[int, tuple[Node, ...]]:
+    """The least number of nodes to go on with, and the nodes that take part: the first ones, or all.
+
+    Raises SettingsError for what is no range, or a range where the launcher knows none.
+    """
+    if options.restarts and options.launcher != "torchrun":
+        raise SettingsError(f"--restarts: {options.launcher} starts ranks once; add --launcher torchrun")
+    if options.nodes is None:
+        return len(cluster.nodes), cluster.nodes
+    match = re.fullmatch(r"(?:(\d+):)?(\d+)", options.nodes)
+    if match is None:
+        raise SettingsError(f"--nodes {options.nodes}: a number, or under torchrun LEAST:MOST")
+    most = int(match[2])
+    least = int(match[1] or most)
+    if least < most and options.launcher != "torchrun":
+        raise SettingsError(
+            f"--nodes {options.nodes}: {options.launcher} cannot go on with fewer; use torchrun"
+        )
+    if not 1 <= least <= most:
+        raise SettingsError(f"--nodes {options.nodes}: the smaller number comes first, and is 1 or more")
+    if most > len(cluster.nodes):
+        there = count(len(cluster.nodes), "node")
+        raise SettingsError(
+            f"--nodes {options.nodes}: cluster {cluster.name} has {there}; `clusterctl up` adds more"
+        )
+    return least, cluster.nodes[:most]
+
+
 def _job(options: TrainOptions) -> TrainJob:
-    job = make_job(options.recipe, options.script_args)
+    job = make_job(find_program(options.program, options.kind), options.script_args)
     if options.rendezvous_timeout_s is not None:
         job = replace(job, rendezvous_timeout_s=options.rendezvous_timeout_s)
+    if options.idle_timeout_s is not None:
+        job = replace(job, idle_after_s=options.idle_timeout_s)
+    if not job.program.reports:
+        return job  # it goes on by itself, if it can
     asked = Request(
-        options.recipe,
+        options.program,
         from_anywhere(options.script_args),
         options.ppn,
         options.threads,
         options.rendezvous_timeout_s,
         options.resume,
+        options.launcher,
+        options.nodes,
+        options.restarts,
     )
-    return replace(job, request=asked.to_json())
+    job = replace(job, request=asked.to_json())
+    return with_proof(job) if options.prove_amx else job
 
 
 def _from_checkpoint(options: TrainOptions, hosts: Sequence[SshHost], job: TrainJob) -> TrainJob:
@@ -105,14 +172,23 @@ def _facts(cluster: Cluster, hosts: Sequence[SshHost]) -> dict[str, NodeFacts]:
     return {name: each for name, each in seen.items() if isinstance(each, NodeFacts)}
 
 
-def _refuse_without_amx(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> None:
+def _refuse_without_amx(cluster: Cluster, hosts: Sequence[SshHost], facts: Mapping[str, NodeFacts]) -> None:
+    """Where AMX is required, each node multiplies a tile before anything is brought to it.
+
+    A simulated CPU passes by its flags, as in `up`. Raises LaunchError.
+    """
     if not cluster.require_amx:
         return
-    problems = [f"{name}: {problem}" for name, each in facts.items() if (problem := judge(each).problem)]
-    if problems:
-        raise LaunchError(
-            "\n".join([*problems, "require_amx is true: use nodes with AMX, or set it to false"])
-        )
+    simulated = {name for name, each in facts.items() if each.cpu.simulated and not judge(each).problem}
+    found = climb([host for host in hosts if host.node.name not in simulated], ladder_script(), TILE)
+    if found.exit_code:
+        raise LaunchError("\n".join([*found.problem_lines(), _INSTEAD]))
+
+
+_INSTEAD = (
+    "require_amx is true, and nothing was started: take nodes with AMX (`clusterctl check-amx` shows all), "
+    "or train without it: require_amx: false in the inventory, then `clusterctl up -i INVENTORY`"
+)
 
 
 def _show_plan(launch: LaunchPlan, *, as_json: bool) -> None:
@@ -125,14 +201,14 @@ def _show_plan(launch: LaunchPlan, *, as_json: bool) -> None:
 
 def _show_layout(launch: LaunchPlan, layouts: Mapping[str, NodeLayout]) -> None:
     where = f"{count(launch.world_size, 'rank')} on {count(len(launch.nodes), 'node')}"
-    print(f"run {launch.run_id}: {where}, mpirun over ssh, gloo")
+    print(f"run {launch.run_id}: {where}, {launch.launcher} over ssh, gloo")
     print_table([heading.upper() for heading in HEADINGS], [layouts[node].row() for node in launch.nodes])
 
 
 def _run(options: TrainOptions, hosts: Sequence[SshHost], launch: LaunchPlan, job: TrainJob) -> RunOutcome:
     with (
         _counted_interrupts() as interrupts,
-        display_for(as_json=options.as_json, ranks=launch.world_size) as shown,
+        display_for(as_json=options.as_json, ranks=launch.world_size, echo=not job.program.reports) as shown,
     ):
         return execute(
             hosts,

@@ -12,12 +12,14 @@ from run.execute import RunOutcome
 from run.interruption import Notice
 from run.job import shell_line
 from run.preflight import NodesEnding
+from run.program import RECIPES
 from run.resume import choose_run, read_request, rescue
 
 OWN_OPTIONS = (
     *("--name", "--ppn", "--threads", "--rendezvous-timeout", "--runs", "--dry-run", "--json"),
-    *("--resume", "--replace"),
+    *("--resume", "--replace", "--prove-amx", "--launcher", "--nodes", "--restarts", "--idle-timeout"),
 )
+LAUNCHERS = ("mpirun", "torchrun")
 STALLED_LIMIT = 3  # interruptions in a row without a new checkpoint: nodes that do not last are not paid for
 
 
@@ -73,10 +75,10 @@ def _attempt(options: TrainOptions) -> _Attempt:
 def _with_request(options: TrainOptions) -> TrainOptions:
     """With --resume: that run's arguments and options, before what was given now, which wins."""
     if options.resume is None:
-        return options
+        return replace(options, launcher=options.launcher or LAUNCHERS[0])
     run_id = choose_run(options.runs_folder, options.resume)
     asked = read_request(options.runs_folder, run_id)
-    if asked.recipe != options.recipe:
+    if asked.recipe != options.program:
         raise SettingsError(
             f"{run_id} trained {asked.recipe}: clusterctl train {asked.recipe} --resume {run_id}"
         )
@@ -87,6 +89,9 @@ def _with_request(options: TrainOptions) -> TrainOptions:
         ppn=options.ppn or asked.ppn,
         threads=options.threads or asked.threads,
         rendezvous_timeout_s=options.rendezvous_timeout_s or asked.rendezvous_timeout_s,
+        launcher=options.launcher or asked.launcher,
+        nodes=options.nodes or asked.nodes,
+        restarts=options.restarts or asked.restarts,
     )
 
 
@@ -125,18 +130,24 @@ def _go_on(options: TrainOptions, notices: Sequence[Notice], run_id: str | None)
     anew = "".join(f" --replace {notice.node}" for notice in notices if notice.is_accident)
     args = f" -- {shell_line(options.script_args)}" if options.script_args else ""
     resume = f" --resume {run_id}" if run_id else args
-    return (f"clusterctl up{name}{anew}", f"clusterctl train {options.recipe}{name}{resume}")
+    return (f"clusterctl up{name}{anew}", f"clusterctl train {options.program}{name}{resume}")
 
 
 def _refuse_misplaced(options: TrainOptions) -> None:
     """What was meant for clusterctl and stands after `--`, where only the recipe would see it."""
+    if options.launcher and options.launcher not in LAUNCHERS:
+        raise SettingsError(f"no launcher {options.launcher!r}; there is {', '.join(LAUNCHERS)}")
+    if options.program not in RECIPES:
+        if options.resume or options.replace_nodes:
+            raise SettingsError("--resume and --replace are for recipes; give your script its own checkpoint")
+        return
     for arg in options.script_args:
         name = arg.partition("=")[0]
         if name in OWN_OPTIONS:
             raise SettingsError(f"{name} is clusterctl's own option: put it before `--`")
         if name in ("--help", "-h"):
             raise SettingsError(
-                f"the arguments of {options.recipe} are those of Hugging Face's {options.recipe}.py; "
+                f"the arguments of {options.program} are those of Hugging Face's {options.program}.py; "
                 "README.md lists them"
             )
 

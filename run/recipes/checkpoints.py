@@ -34,8 +34,11 @@ CHUNK_BYTES = 64 << 20
 def find_checkpoint(wanted: str | None, output: Path, place: Place) -> str | None:
     """The checkpoint to go on from, on every node; None to begin anew. Raises UserError, SilentExit.
 
-    Chosen by rank 0; nodes that lack it get it from the first rank that has it.
+    Chosen by rank 0; nodes that lack it get it from the first rank that has it. Under torchrun, ranks that
+    were started again go on from their own newest one, without being asked to.
     """
+    if wanted is None and "TORCHELASTIC_RUN_ID" in os.environ:
+        wanted = newest_anywhere(output, place)
     if wanted is None or wanted.lower() == "false":
         return None
     chosen = gather(place, together(place, partial(choose_checkpoint, wanted, output), only_rank_0=True))[0]
@@ -45,6 +48,13 @@ def find_checkpoint(wanted: str | None, output: Path, place: Place) -> str | Non
         place.emit("phase", name="bring the checkpoint to all nodes")
         spread(Path(chosen), holders, place)
     return chosen
+
+
+def newest_anywhere(output: Path, place: Place) -> str | None:
+    """The checkpoint of the highest step that any rank has whole: rank 0 may be on another node by now."""
+    steps = [int(folder.name.split("-")[1]) for folder in output.glob("checkpoint-*") if is_whole(folder)]
+    newest = max(gather(place, max(steps, default=0)))
+    return str(output / f"checkpoint-{newest}") if newest else None
 
 
 def choose_checkpoint(wanted: str, output: Path) -> str:

@@ -135,9 +135,7 @@ def meet(place: Place, backend: str, environ: Mapping[str, str], limit: timedelt
     address, port = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "29500")
     where = f"{address}:{port}"
     try:
-        store = dist.TCPStore(
-            address, int(port), place.world_size, place.leads, timeout=limit, wait_for_workers=False
-        )
+        store = open_store(address, int(port), place, environ, limit)
         await_ranks(store, place, where, limit)
         dist.init_process_group(
             backend, store=store, rank=place.rank, world_size=place.world_size, timeout=limit
@@ -149,6 +147,18 @@ def meet(place: Place, backend: str, environ: Mapping[str, str], limit: timedelt
             "and reachable, and GLOO_SOCKET_IFNAME"
         ) from None
     _set_pg_timeout(timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+
+
+def open_store(address: str, port: int, place: Place, environ: Mapping[str, str], limit: timedelta) -> Any:
+    """Rank 0's store, or under torchrun its agents', which outlives a restart with all that is in it."""
+    import torch.distributed as dist
+
+    is_agents = environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
+    store = dist.TCPStore(
+        address, port, place.world_size, place.leads and not is_agents, timeout=limit, wait_for_workers=False
+    )
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt {attempt}", store) if is_agents else store
 
 
 def await_ranks(store: Any, place: Place, where: str, limit: timedelta) -> None:
