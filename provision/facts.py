@@ -73,6 +73,7 @@ class NodeFacts:
     mesh_key: str = ""  # public key of the head's mesh key, "" when there is none
     host_keys: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()  # names of the stacks that are complete on the node
+    os_like: tuple[str, ...] = ()  # what the distribution comes from, nearest first: ID_LIKE
 
 
 def facts_script(user: str, mesh_address: str) -> str:
@@ -151,6 +152,7 @@ def parse_facts(text: str, gathered_s: float) -> NodeFacts:
             sorted(_key_of(key) for path, key in files.items() if path.startswith("/etc/ssh/ssh_host_"))
         ),
         stacks=tuple(sorted(path.split("/")[-2] for path in files if path.endswith(f"/{MANIFEST}"))),
+        os_like=tuple(os_release.get("ID_LIKE", "").split()),
     )
 
 

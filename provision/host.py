@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from provision.connection import open_connection
+from provision.connection import Login, open_connection
 from provision.errors import CommandError, ConnectError, HostError
 from provision.model import Node
 
@@ -91,9 +91,12 @@ class SshHost:
     character at a time and starts three threads for every command.
     """
 
-    def __init__(self, node: Node, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    def __init__(
+        self, node: Node, connect_timeout_s: float = CONNECT_TIMEOUT_S, login: Login | None = None
+    ) -> None:
         self._node = node
         self._connect_timeout_s = connect_timeout_s
+        self._login = login
         self._connection: fabric.Connection | None = None
         self._opening = threading.Lock()
 
@@ -158,7 +161,7 @@ class SshHost:
 
         with self._opening:
             if self._connection is None or not self._connection.is_connected:
-                self._connection = open_connection(self._node, self._connect_timeout_s)
+                self._connection = open_connection(self._node, self._connect_timeout_s, self._login)
             transport: paramiko.Transport = self._connection.transport
         try:
             return transport.open_session(timeout=self._connect_timeout_s)
@@ -175,10 +178,28 @@ def quoted(script: str, *args: str) -> str:
     return script % tuple(shlex.quote(arg) for arg in args) if args else script
 
 
+# Everything before it on stdout is what the login shell's own startup files printed.
+_BEGUN = "@@begun"
+
+
 def _as_sh(command: str, *, sudo: bool) -> str:
-    # The login shell may be fish or speak the user's language: sh and the C locale are everywhere the same.
+    """The command for sh in the C locale, in words that every login shell passes on unchanged.
+
+    csh ends a quoted word at a newline and knows `!` inside it, fish knows `\\`: those go as octal numbers.
+    """
     prefix = "sudo -n " if sudo else ""
-    return f"{prefix}env LC_ALL=C sh -c {shlex.quote(command)}"
+    script = f"echo {_BEGUN}\n{command}"
+    encoded = "".join(_OCTAL.get(letter, letter) for letter in script)
+    return f"{prefix}env LC_ALL=C sh -c 'eval \"$(printf %b \"$1\")\"' sh '{encoded}'"
+
+
+_OCTAL = {letter: f"\\0{ord(letter):03o}" for letter in "\\\n!'"}
+
+
+def _after_begun(out: bytes) -> bytes:
+    """What the script printed; all of it when it did not even begin."""
+    noise, mark, printed = out.partition(f"{_BEGUN}\n".encode())
+    return printed if mark else noise
 
 
 def _ssh_exception() -> type[Exception]:
@@ -197,7 +218,8 @@ def _finish(channel: paramiko.Channel, stdin: bytes, timeout_s: float) -> Comman
     out, err = _drain(channel, deadline)
     if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
         raise TimeoutError
-    return CommandResult(channel.exit_status, out.decode(errors="replace"), err.decode(errors="replace"))
+    printed = _after_begun(out).decode(errors="replace")
+    return CommandResult(channel.exit_status, printed, err.decode(errors="replace"))
 
 
 def _send(channel: paramiko.Channel, stdin: bytes) -> None:
@@ -238,9 +260,10 @@ class _ChannelStream:
         self._channel = channel
         self._buffer = bytearray()
         self._ended = False
+        self._begun = False
 
     def readline(self, timeout_s: float) -> str | None:
-        while b"\n" not in self._buffer:
+        while not self._has_line():
             if self._ended:
                 return self._rest()
             self._channel.settimeout(max(0.001, timeout_s))
@@ -256,10 +279,19 @@ class _ChannelStream:
         self._buffer = bytearray(rest)
         return line.decode(errors="replace")
 
+    def _has_line(self) -> bool:
+        """Drops what the login shell printed by itself, once the script's own first line is there."""
+        if not self._begun:
+            noise, mark, rest = bytes(self._buffer).partition(f"{_BEGUN}\n".encode())
+            self._begun = bool(mark)
+            self._buffer = bytearray(rest if mark else noise)
+        return self._begun and b"\n" in self._buffer
+
     def _rest(self) -> str:
         if not self._buffer:
             raise EOFError
-        line, self._buffer = bytes(self._buffer), bytearray()
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer = bytearray(rest)
         return line.decode(errors="replace")
 
     def write(self, data: bytes) -> None:

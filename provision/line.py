@@ -20,7 +20,9 @@ def ending_of(text: str) -> str:
 
 def closed(text: str) -> str:
     """The text with a newline at its end, unless it is empty."""
-    return text if not text or text.endswith("\n") else text + ending_of(text)
+    if not text or text.endswith("\n"):
+        return text
+    return text + ("\n" if text.endswith("\r") else ending_of(text))
 
 
 def set_line(text: str, line: str, match: re.Pattern[str] | None = None) -> str:

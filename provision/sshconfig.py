@@ -8,7 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from provision.block import remove_block, set_block
+from provision.jump import hops_of
 from provision.model import Cluster, Node
+from provision.openssh import Destination
 from provision.state import ClusterState, replace_file
 
 
@@ -41,17 +43,39 @@ def exclude(name: str) -> None:
 
 
 def render(state: ClusterState, cluster: Cluster) -> str:
-    """One Host per node, by its name and by NAME.CLUSTER (for two clusters whose nodes share names)."""
-    return "".join(
+    """One Host per node, by its name and by NAME.CLUSTER (for two clusters whose nodes share names).
+
+    A jump host is a Host of its own, as the operator's configuration has it now: `ssh -F` reads no other.
+    """
+    ways = {node.jump: hops_of(node.jump) for node in cluster.nodes if node.jump}
+    hops = dict.fromkeys(hop for way in ways.values() for hop in way)
+    names = {hop: f"clusterctl-jump{number}.{cluster.name}" for number, hop in enumerate(hops, 1)}
+    return "".join(_jump_host(hop, name) for hop, name in names.items()) + "".join(
         f"Host {node.name} {node.name}.{cluster.name}\n"
         f"    HostName {node.address}\n"
         f"    Port {node.port}\n"
         f"    User {node.user}\n"
         + (f'    IdentityFile "{node.identity_file}"\n    IdentitiesOnly yes\n' if node.identity_file else "")
+        + (f"    ProxyJump {','.join(names[hop] for hop in ways[node.jump])}\n" if node.jump else "")
         + f'    UserKnownHostsFile "{state.known_hosts}"\n'
         "    StrictHostKeyChecking yes\n"
         for node in cluster.nodes
     )
+
+
+def _jump_host(hop: Destination, name: str) -> str:
+    return (
+        f"Host {name}\n    HostName {hop.host}\n    Port {hop.port}\n    User {hop.user}\n"
+        + "".join(f'    IdentityFile "{path}"\n' for path in hop.key_files)
+        + f"    HostKeyAlias {hop.known_as if hop.port == 22 else f'[{hop.known_as}]:{hop.port}'}\n"
+        + f"    UserKnownHostsFile {' '.join(quoted(path) for path in hop.known_hosts)}\n"
+        + "    StrictHostKeyChecking yes\n"
+    )
+
+
+def quoted(path: Path) -> str:
+    """A path as ssh's configuration takes it."""
+    return f'"{path}"'
 
 
 def _known_hosts(node: Node) -> str:

@@ -218,9 +218,6 @@ def _judge_alike(cluster: Cluster, seen: Mapping[str, Seen]) -> Iterator[Finding
         apart_s = abs(node.clock_offset_s - reference.clock_offset_s)
         if apart_s - node.doubt_s - reference.doubt_s > CLOCK_LIMIT_S:
             yield Finding(name, f"its clock is {apart_s:.0f} s away from {first}'s", "start its time service")
-        if node.answers["home"] != reference.answers["home"]:
-            homes = f"its home folder is {node.answers['home']}, {first}'s is {reference.answers['home']}"
-            yield Finding(name, homes, "use the same user on all nodes: mpirun needs the same paths")
         if not node.answers["stack_digest"]:
             yield Finding(name, "the stack has no readable clusterctl-stack.json", CONVERGE)
         elif node.answers["stack_digest"] != reference.answers["stack_digest"]:

@@ -106,7 +106,7 @@ def time_task(task: str, nodes: int, laps: int) -> list[Timing]:
         contestants = _contestants(task, nodes, state, sockets)
         for contestant in contestants:  # opens the sessions that stay open, and warms every cache
             run(contestant)
-        timings = _laps(task, contestants, laps)
+        timings = take_laps(task, contestants, laps)
     print_table(task, nodes, timings)
     return timings
 
@@ -143,19 +143,19 @@ def _contestants(task: str, nodes: int, state: ClusterState, sockets: Path) -> l
     plain = dict(os.environ)
     names = [f"node{number}" for number in range(1, nodes + 1)]
     ours = (str(BIN / "clusterctl"), task, "--name", state.name)
-    judge = _unchanged(nodes) if task == "up" else _all_listed(names)
+    judge = _unchanged(nodes) if task == "up" else all_listed(names)
     contestants = [
         Contestant(OURS, ours, judge, plain),
-        Contestant(FLOOR, _ssh_round(state, names), _all_looked(nodes), plain),
-        Contestant(FLOOR_SAME_KEX, _ssh_round(state, names, SAME_KEX), _all_looked(nodes), plain),
-        Contestant(WARM, _ssh_round(state, names, _kept_open(sockets)), _all_looked(nodes), plain),
+        Contestant(FLOOR, ssh_round(state, names), all_looked(nodes), plain),
+        Contestant(FLOOR_SAME_KEX, ssh_round(state, names, SAME_KEX), all_looked(nodes), plain),
+        Contestant(WARM, ssh_round(state, names, _kept_open(sockets)), all_looked(nodes), plain),
     ]
     if _can_ansible():
         contestants.append(_ansible(task, nodes, state, sockets))
     return contestants
 
 
-def _ssh_round(state: ClusterState, names: Sequence[str], extra: Sequence[str] = ()) -> tuple[str, ...]:
+def ssh_round(state: ClusterState, names: Sequence[str], extra: Sequence[str] = ()) -> tuple[str, ...]:
     """One ssh a host, all at once, by xargs."""
     ssh = ("ssh", "-F", str(state.ssh_config), "-o", "BatchMode=yes", *extra)
     look = shlex.join(("xargs", "-n", "1", "-P", str(FORKS), "-I", "{}", *ssh, "{}", LOOK))
@@ -189,7 +189,7 @@ def _ansible(task: str, nodes: int, state: ClusterState, sockets: Path) -> Conte
         argv = (str(BIN / "ansible-playbook"), *inventory, "-e", f"stack={stack}", str(SITE))
         return Contestant(ANSIBLE, argv, _unchanged(nodes), environment, laps=3)
     argv = (str(BIN / "ansible"), *inventory, "all", "-m", "command", "-a", "lscpu")
-    return Contestant(ANSIBLE, argv, _all_looked(nodes), environment, laps=3)
+    return Contestant(ANSIBLE, argv, all_looked(nodes), environment, laps=3)
 
 
 def state_stack(state: ClusterState) -> str:
@@ -215,17 +215,17 @@ def _unchanged(nodes: int) -> Callable[[str], str | None]:
     return check
 
 
-def _all_listed(names: Sequence[str]) -> Callable[[str], str | None]:
+def all_listed(names: Sequence[str]) -> Callable[[str], str | None]:
     """check-amx's table has a line for every node, with a kernel in it."""
 
     def check(output: str) -> str | None:
-        seen = {line.split()[0] for line in output.splitlines() if re.search(r"\d+ of 3 +\d+\.\d+", line)}
+        seen = {line.split()[0] for line in output.splitlines() if re.search(r" \d+\.\d+ (ok|old) ", line)}
         return None if seen == set(names) else f"{len(seen)} of {len(names)} nodes in the table"
 
     return check
 
 
-def _all_looked(nodes: int) -> Callable[[str], str | None]:
+def all_looked(nodes: int) -> Callable[[str], str | None]:
     def check(output: str) -> str | None:
         seen = len(re.findall(r"^Architecture:", output, re.MULTILINE))
         return None if seen == nodes else f"lscpu of {seen} of {nodes} nodes"
@@ -236,7 +236,7 @@ def _all_looked(nodes: int) -> Callable[[str], str | None]:
 # Timing.
 
 
-def _laps(task: str, contestants: Sequence[Contestant], laps: int) -> list[Timing]:
+def take_laps(task: str, contestants: Sequence[Contestant], laps: int) -> list[Timing]:
     """Everybody in turn, lap after lap, each lap starting with another."""
     seconds: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for lap in range(laps):

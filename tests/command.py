@@ -90,7 +90,8 @@ class Command:
 
     def _argv(self, args: tuple[str, ...]) -> list[str]:
         named = [] if args[0] == "--help" else ["--name", self.name]
-        return [sys.executable, "-m", "run.cli", args[0], *named, *args[1:]]
+        words = 2 if args[0] == "playbook" else 1  # of the command itself
+        return [sys.executable, "-m", "run.cli", *args[:words], *named, *args[words:]]
 
 
 def built_stack() -> Path:

@@ -138,13 +138,6 @@ def test_a_stack_without_its_description_is_found() -> None:
     ]
 
 
-def test_another_home_folder_is_found() -> None:
-    assert said(two={"home": "/root"}) == [
-        "node2: its home folder is /root, node1's is /home/ubuntu; "
-        "use the same user on all nodes: mpirun needs the same paths"
-    ]
-
-
 def test_clocks_six_seconds_apart_are_found() -> None:
     assert said(apart_s=-6) == ["node2: its clock is 6 s away from node1's; start its time service"]
 

@@ -38,6 +38,8 @@ def with_newline(text: str) -> str:
     """The text with the newline that its last line may lack, in its own way to end a line."""
     if not text or text.endswith("\n"):
         return text
+    if text.endswith("\r"):  # half of it is there
+        return text + "\n"
     return text + ("\r\n" if text.split("\n")[0].endswith("\r") else "\n")
 
 
@@ -73,6 +75,7 @@ def test_lines_that_do_not_match_are_kept_to_the_byte_and_in_order(text, line, p
 
 
 @given(texts, lines, patterns)
+@example("\r", "=", r"^\s")
 def test_after_it_the_line_stands_there_and_no_other_that_matches(text, line, pattern):
     match = re.compile(pattern)
     after = bare(set_line(text, line, match))

@@ -3,14 +3,14 @@ dataclass, and the shared contract test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-from provision.errors import ProviderError, SettingsError
+from provision.errors import ClusterctlError, ProviderError, SettingsError
 from provision.model import Cluster, Node
 
 # Called with the node's name and what happens to it now ("starting", "ready", ...).
@@ -36,11 +36,56 @@ class Found:
 
 
 @dataclass(frozen=True)
+class UnknownKey:
+    """A host key that nobody has vouched for yet: "n01", "ann@10.0.0.5", "ssh-ed25519 AAAA..."."""
+
+    node: str
+    where: str
+    key: str
+
+
+class Secret(Enum):
+    """What a password is for."""
+
+    LOGIN = "login"
+    SUDO = "sudo"
+
+
+class Operator(Protocol):
+    """The person at the terminal, or the options that answer in his place."""
+
+    def accepts(self, keys: Sequence[UnknownKey]) -> bool:
+        """Are all these host keys right? Raises SettingsError where nobody can say."""
+
+    def password(self, secret: Secret, places: Sequence[str], *, refused: bool = False) -> str:
+        """One password for all these places ("n01 (ann@10.0.0.5)"); `refused`: the last one was wrong.
+
+        Raises SettingsError where there is none to give.
+        """
+
+    def tell(self, line: str) -> None:
+        """One line that a person should read."""
+
+
+class Nobody:
+    """No one to ask."""
+
+    def accepts(self, keys: Sequence[UnknownKey]) -> bool:
+        raise SettingsError("nobody is there to confirm host keys")
+
+    def password(self, secret: Secret, places: Sequence[str], *, refused: bool = False) -> str:
+        raise SettingsError(f"nobody is there to give a {secret.value} password")
+
+    def tell(self, line: str) -> None: ...
+
+
+@dataclass(frozen=True)
 class Wanted:
     """What the inventory asks of a provider.
 
     `settings` is the provider's own frozen dataclass, `state_dir` a private folder (0700) where it may
-    keep keys; `public_key` is the operator's key for this cluster, to be authorised for `user`.
+    keep keys; `public_key` is the operator's key for this cluster, to be authorised for `user`. `known` are
+    the nodes as recorded, `operator` answers what must be asked.
     """
 
     name: str
@@ -52,6 +97,8 @@ class Wanted:
     stack: str = ""
     record: Callable[[tuple[Node, ...]], None] = lambda nodes: None
     may_replace: bool = False
+    known: tuple[Node, ...] = ()
+    operator: Operator = field(default_factory=Nobody)
 
 
 @dataclass(frozen=True)
@@ -71,6 +118,19 @@ class NodesUnopenable(ProviderError):
 
     create() raises it before it changes anything; with `Wanted.may_replace` it makes them anew instead.
     """
+
+    def __init__(self, problem: str, question: str = "Make its nodes anew, losing what they hold?") -> None:
+        super().__init__(problem)
+        self.question = question
+
+
+class NodesMissing(ProviderError):
+    """create() could not have all nodes: those it has, and for each other why not. All was tried."""
+
+    def __init__(self, nodes: tuple[Node, ...], problems: Mapping[str, ClusterctlError]) -> None:
+        super().__init__("; ".join(map(str, problems.values())))
+        self.nodes = nodes
+        self.problems = problems
 
 
 class Provider(Protocol):
@@ -105,6 +165,33 @@ class Provider(Protocol):
         """The folder of this machine that its nodes see as /opt/clusterctl/stacks, None if they see none."""
 
 
+# Called with a node's name when nothing of the cluster is left on it, and with what a person should know.
+Given = Callable[[str, tuple[str, ...]], None]
+# Of whole files that playbooks write: the path (~/ for the login user's home) and every line that may be
+# in one. A file that holds others too was edited since.
+Written = Mapping[str, frozenset[str]]
+
+
+@runtime_checkable
+class GivesBack(Protocol):
+    """A provider whose nodes are somebody's machines: they are left as they were found."""
+
+    def give_back(
+        self,
+        cluster: Cluster,
+        node_names: Sequence[str],
+        written: Written,
+        progress: Progress,
+        given: Given,
+        *,
+        purge: bool = False,
+    ) -> Mapping[str, ClusterctlError]:
+        """Take away what clusterctl put there, on all at once; returns why not, for those that are left.
+
+        `purge`: the training stack too.
+        """
+
+
 @runtime_checkable
 class Baker(Protocol):
     """A provider whose nodes start from images, and that can make them."""
@@ -120,6 +207,10 @@ class Baker(Protocol):
 # costs 0.2 s.
 PROVIDERS = {
     "local": ("provision.providers.local:LocalProvider", "provision.providers.local.settings:LocalSettings"),
+    "static": (
+        "provision.providers.static:StaticProvider",
+        "provision.providers.static.settings:StaticSettings",
+    ),
     "ec2": ("provision.providers.ec2:Ec2Provider", "provision.providers.ec2.settings:Ec2Settings"),
 }
 

@@ -10,7 +10,7 @@ from provision.model import Cluster
 from provision.play import SiteResult
 from provision.providers import Baker
 from provision.report import Report
-from provision.stacks import stack_named
+from provision.stacks import stack_of
 from provision.state import ClusterState
 from provision.step import Mode
 from run.commands.making import Making, made
@@ -28,14 +28,14 @@ def bake(making: Making, configure: Configure, report: Report, *, yes: bool) -> 
         raise SettingsError(
             f"--bake makes an image, which provider {making.inventory.provider} does not have"
         )
-    stack = stack_named(making.inventory.stack)
+    stack = stack_of(making.inventory)
     there = provider.baked(making.inventory.provider_settings, stack.name)
     if there:
         report.note(f"image {there} has stack {stack.name} already: it is used")
         return
     standing = [node.name for node in making.cluster.nodes if node.name in making.names]
     head = replace(making, names=tuple(standing) or making.names[:1])
-    cluster = made(head, report, yes=yes)
+    cluster = made(head, report, yes=yes).cluster
     result = configure(cluster, making.state, Mode(), report)
     if result.failed:
         why = "; ".join(f"{each.node}: {each.step}: {each.detail}" for each in result.failed)

@@ -6,13 +6,19 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from provision.errors import SettingsError
 from provision.host import SshHost
 from provision.model import Cluster
+from provision.play import SiteResult
 from provision.state import ClusterState, choose_name
 from provision.step import run_on_hosts
+from run.transfer import sweep
+
+# Prints "runs/ID" for each run that has ranks there.
+_ACTIVE = "pgrep -af '[.]clusterctl/runs/.*/rank[.]py' | grep -o 'runs/[^/]*' | sort -u"
 
 
 @contextlib.contextmanager
@@ -40,11 +46,18 @@ def active_runs(cluster: Cluster) -> str:
 
     Nodes that do not answer cannot be asked and hold nobody up.
     """
-    look = "pgrep -af '[.]clusterctl/runs/.*/rank[.]py' | grep -o 'runs/[^/]*' | sort -u"
     with open_hosts(cluster) as hosts:
-        seen = run_on_hosts(hosts, lambda host: host.run(look, timeout_s=10).stdout.split())
+        seen = run_on_hosts(hosts, lambda host: host.run(_ACTIVE, timeout_s=10).stdout.split())
     runs = {run for found in seen.values() if isinstance(found, list) for run in found}
     return "".join(f"{run.removeprefix('runs/')} is training and would be lost. " for run in sorted(runs))
+
+
+def end_active_runs(cluster: Cluster) -> None:
+    """Kill what still trains on these nodes; one that does not answer is passed over."""
+    with open_hosts(cluster) as hosts:
+        seen = run_on_hosts(hosts, lambda host: host.run(_ACTIVE, timeout_s=10).stdout.split())
+        for run in sorted({run for found in seen.values() if isinstance(found, list) for run in found}):
+            run_on_hosts(hosts, partial(sweep, run_id=run.removeprefix("runs/")))
 
 
 def count(number: int, noun: str) -> str:
@@ -63,6 +76,14 @@ def confirm(question: str, *, yes: bool) -> None:
         raise SettingsError(f"{question} Nobody is there to answer; say --yes")
     if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
         raise SettingsError("nothing was done")
+
+
+def failure_lines(result: SiteResult) -> list[str]:
+    """One line for each step that failed: where, which, and why."""
+    return [
+        f"{each.node}: {each.play}: {each.step}: {each.detail.removeprefix(f'{each.node}: ')}"
+        for each in result.failed
+    ]
 
 
 def print_json(data: Any) -> None:

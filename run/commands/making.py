@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from provision import sshconfig
+from provision.errors import ProviderError
 from provision.inventory import Inventory
 from provision.model import Cluster, Node
-from provision.providers import NodesUnopenable, Provider, Wanted
+from provision.providers import GivesBack, Nobody, NodesMissing, NodesUnopenable, Operator, Provider, Wanted
 from provision.report import Report
-from provision.stacks import build_here, stack_named
+from provision.stacks import build_here, stack_of
 from provision.state import ClusterState
+from provision.step import Status, StepResult
 from run.commands.common import confirm
+from run.commands.giving_back import give_back
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class Making:
     state: ClusterState
     names: tuple[str, ...]
     replace: tuple[str, ...] = ()
+    operator: Operator = field(default_factory=Nobody)
 
     @property
     def cluster(self) -> Cluster:
@@ -35,7 +41,10 @@ class Making:
             require_amx=self.inventory.require_amx,
             stack=self.inventory.stack,
             shared_stack=self.provider.stack_store() is not None,
-            settings=asdict(self.inventory.provider_settings),
+            settings=_plain(asdict(self.inventory.provider_settings)),
+            playbooks=self.inventory.playbooks,
+            stack_index=self.inventory.stack_index,
+            torch_index=self.inventory.torch_index,
         )
 
     def wanted(self, *, may_replace: bool = False) -> Wanted:
@@ -46,9 +55,11 @@ class Making:
             self.state.identity_file,
             self.state.public_key(),
             self.inventory.provider_settings,
-            stack=stack_named(self.inventory.stack).name,
+            stack=stack_of(self.inventory).name,
             record=self.record,
             may_replace=may_replace,
+            known=self.cluster.nodes,
+            operator=self.operator,
         )
 
     def record(self, nodes: tuple[Node, ...]) -> None:
@@ -59,25 +70,66 @@ class Making:
         self.state.save(replace(cluster, nodes=kept))
 
 
-def made(making: Making, report: Report, *, yes: bool) -> Cluster:
+@dataclass(frozen=True)
+class Made:
+    """The cluster as it stands, and a failed result for each node that could not be had."""
+
+    cluster: Cluster
+    missing: tuple[StepResult, ...] = ()
+
+
+def made(making: Making, report: Report, *, yes: bool) -> Made:
     """Create and remove nodes until exactly the wanted ones stand, and record them.
 
-    The provider has the record written before it makes the first node, so that an interrupted `up` leaves a
-    cluster that `down` finds.
+    Without those that could not be had the others are a cluster; without its head there is none
+    (ProviderError). The provider has the record written before it makes the first node, so that an
+    interrupted `up` leaves a cluster that `down` finds.
     """
     _remove_leaving(making, report)
-    try:
-        nodes = making.provider.create(making.wanted(), report.progress)
-    except NodesUnopenable as error:
-        confirm(f"{error}. Make its nodes anew, losing what they hold?", yes=yes)
-        nodes = making.provider.create(making.wanted(may_replace=True), report.progress)
+    nodes, missing = _created(making, report, yes=yes)
     making.record(nodes)
-    cluster = making.cluster
+    named = {result.node for result in missing}
+    recorded = making.cluster
+    cluster = replace(recorded, nodes=tuple(node for node in recorded.nodes if node.name not in named))
     sshconfig.include(making.state, cluster)
     store = making.provider.stack_store()
     if store is not None:
-        build_here(stack_named(cluster.stack), store, lambda line: report.note(f"stack: {line}"))
-    return cluster
+        build_here(stack_of(cluster), store, lambda line: report.note(f"stack: {line}"))
+    return Made(cluster, missing)
+
+
+def _created(making: Making, report: Report, *, yes: bool) -> tuple[tuple[Node, ...], tuple[StepResult, ...]]:
+    try:
+        return _create(making, report, yes=yes), ()
+    except NodesMissing as error:
+        missing = tuple(
+            StepResult(name, "contact", "first login", Status.FAILED, str(why).removeprefix(f"{name}: "))
+            for name, why in error.problems.items()
+        )
+        for result in missing:
+            report.ended(result)
+        if making.names[0] in error.problems:
+            why = error.problems[making.names[0]]
+            raise ProviderError(f"without its head there is no cluster; {why}") from error
+        return error.nodes, missing
+
+
+def _create(making: Making, report: Report, *, yes: bool) -> tuple[Node, ...]:
+    try:
+        return making.provider.create(making.wanted(), report.progress)
+    except NodesUnopenable as error:
+        with report.paused():
+            confirm(f"{error}. {error.question}", yes=yes)
+        return making.provider.create(making.wanted(may_replace=True), report.progress)
+
+
+def _plain(value: Any) -> Any:
+    """As YAML writes it."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _remove_leaving(making: Making, report: Report) -> None:
@@ -85,5 +137,12 @@ def _remove_leaving(making: Making, report: Report) -> None:
     leaving = tuple(
         node.name for node in cluster.nodes if node.name not in making.names or node.name in making.replace
     )
-    if leaving:
+    if not leaving:
+        return
+    if not isinstance(making.provider, GivesBack):
         making.provider.remove(cluster, leaving, report.progress)
+        return
+    problems = give_back(making.provider, cluster, leaving, making.state, report)
+    if problems:
+        why = "; ".join(map(str, problems.values()))
+        raise ProviderError(f"{why}; run it again when it can be reached, or give it up with --forget")

@@ -5,22 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from playbooks import amx, site
+from playbooks import amx
 from provision.errors import SettingsError
 from provision.inventory import DEFAULT_NAME, DEFAULT_NODES, Inventory, check_name, read_inventory
 from provision.model import Cluster, Node
-from provision.play import SiteResult, run_playbooks
-from provision.providers import Provider, Wanted, provider_named, settings_class
+from provision.play import SiteResult
+from provision.providers import GivesBack, Provider, Wanted, provider_named, settings_class
+from provision.recorded import converge_cluster
 from provision.report import Report, counts_by_node, recap_lines, report_for
-from provision.stacks import stack_named
+from provision.stacks import python_here, refuse_python, stack_of
+from provision.stacks.versions import archived_in
 from provision.state import ClusterState, choose_name, recorded_names
-from provision.step import Mode
+from provision.step import Mode, StepResult
 from run.commands.bake import bake
-from run.commands.common import active_runs, confirm, count, open_hosts, print_json
+from run.commands.common import active_runs, confirm, count, failure_lines, print_json
 from run.commands.making import Making, made
+from run.commands.operator import Answers, Terminal
+from run.commands.playbook import playbooks_of
 
 
 @dataclass(frozen=True)
@@ -37,29 +41,41 @@ class UpOptions:
     dry_run: bool = False
     bake: bool = False
     replace: tuple[str, ...] = ()
+    forget: tuple[str, ...] = ()
+    answers: Answers = field(default_factory=Answers)
 
 
 def up(options: UpOptions) -> int:
     """Returns the exit code: 0 when every step is ok on every node, else 1."""
     started = time.monotonic()
     inventory, state = _wanted_inventory(options)
-    stack_named(inventory.stack)
+    stack = stack_of(inventory)
+    playbooks_of(inventory.playbooks)  # what is wrong with a file is said before a node is made
     if options.dry_run:
         return _dry_run(options, inventory, state)
     with nullcontext() if options.check else state.locked():
-        recorded = state.load()
+        recorded = _without_forgotten(options, state)
         names = _node_names(options, inventory, recorded)
         provider, inventory = _settled(inventory)
         _confirm_leaving(options, recorded, names)
-        making = Making(provider, inventory, state, names, options.replace)
+        if provider.stack_store() is not None:
+            refuse_python(stack, python_here(), "this machine")
         with report_for(as_json=options.as_json, nodes=names) as report:
+            if recorded is None or recorded.stack != inventory.stack:
+                for archived in archived_in(stack.versions):
+                    report.note(str(archived))
+            operator = Terminal(options.answers, report)
+            making = Making(provider, inventory, state, names, options.replace, operator)
+            missing: tuple[StepResult, ...] = ()
             if options.check:
                 cluster = _foreseen(recorded, names, report)
             else:
                 if options.bake:
                     bake(making, configure, report, yes=options.yes)
-                cluster = made(making, report, yes=options.yes)
+                done = made(making, report, yes=options.yes)
+                cluster, missing = done.cluster, done.missing
             result = configure(cluster, state, Mode(options.check, options.diff), report)
+            result = replace(result, results=(*missing, *result.results))
     _tell(options, cluster, result, time.monotonic() - started)
     return 1 if result.failed else 0
 
@@ -74,7 +90,15 @@ def _wanted_inventory(options: UpOptions) -> tuple[Inventory, ClusterState]:
     if recorded is not None and options.inventory is None:
         settings = settings_class(recorded.provider)(**recorded.settings)
         return Inventory(
-            recorded.name, recorded.provider, None, recorded.require_amx, recorded.stack, settings
+            recorded.name,
+            recorded.provider,
+            None,
+            recorded.require_amx,
+            recorded.stack,
+            settings,
+            playbooks=recorded.playbooks,
+            stack_index=recorded.stack_index,
+            torch_index=recorded.torch_index,
         ), state
     if recorded is not None and recorded.provider != inventory.provider:
         raise SettingsError(
@@ -99,6 +123,8 @@ def _name(options: UpOptions, inventory: Inventory) -> str:
 def _node_names(options: UpOptions, inventory: Inventory, recorded: Cluster | None) -> tuple[str, ...]:
     """Names of all wanted nodes, the recorded ones first."""
     standing = tuple(node.name for node in recorded.nodes) if recorded else ()
+    if inventory.machines:
+        return _machine_names(options, inventory, len(standing))
     count = next(
         n for n in (options.nodes, inventory.nodes, len(standing) or None, DEFAULT_NODES) if n is not None
     )
@@ -107,6 +133,28 @@ def _node_names(options: UpOptions, inventory: Inventory, recorded: Cluster | No
             f"{count} nodes: a cluster has at least one, its head; `clusterctl down` removes all of it"
         )
     return (standing + tuple(f"node{number}" for number in range(len(standing) + 1, count + 1)))[:count]
+
+
+def _machine_names(options: UpOptions, inventory: Inventory, standing: int) -> tuple[str, ...]:
+    """The first of the machines that stand already, the head before all; all of them where nobody counts."""
+    names = tuple(machine.name for machine in inventory.machines)
+    before = None if options.inventory or not standing else standing
+    wanted = next(n for n in (options.nodes, inventory.nodes, before, len(names)) if n is not None)
+    if not 1 <= wanted <= len(names):
+        raise SettingsError(f"{count(wanted, 'node')}: the inventory has {len(names)}: {', '.join(names)}")
+    return names[:wanted]
+
+
+def _without_forgotten(options: UpOptions, state: ClusterState) -> Cluster | None:
+    """The record, without the nodes that the user gives up on: what is on them stays there."""
+    recorded = state.load()
+    if recorded is None or options.check or not options.forget:
+        return recorded
+    for name in options.forget:
+        recorded.node(name)
+    kept = tuple(node for node in recorded.nodes if node.name not in options.forget)
+    state.save(replace(recorded, nodes=kept))
+    return state.load()
 
 
 def _confirm_leaving(options: UpOptions, recorded: Cluster | None, names: Sequence[str]) -> None:
@@ -118,17 +166,20 @@ def _confirm_leaving(options: UpOptions, recorded: Cluster | None, names: Sequen
         return
     leaving = [each.name for each in recorded.nodes if each.name not in names or each.name in options.replace]
     if leaving:
-        question = f"{active_runs(recorded)}Remove {', '.join(leaving)} from cluster {recorded.name}?"
+        gives_back = isinstance(provider_named(recorded.provider), GivesBack)
+        remove = "Give back" if gives_back else "Remove"
+        question = f"{active_runs(recorded)}{remove} {', '.join(leaving)} from cluster {recorded.name}?"
         confirm(question, yes=options.yes)
 
 
 def _dry_run(options: UpOptions, inventory: Inventory, state: ClusterState) -> int:
     """What `up` would make and what that costs; nothing is made, and no key either."""
-    names = _node_names(options, inventory, state.load())
+    recorded = state.load()
+    names = _node_names(options, inventory, recorded)
     provider, inventory = _settled(inventory)
     wanted = Wanted(
         state.name, names, state.folder, state.identity_file, "", inventory.provider_settings,
-        stack=stack_named(inventory.stack).name,
+        stack=stack_of(inventory).name, known=recorded.nodes if recorded else (),
     )  # fmt: skip
     seen = provider.forecast(wanted)
     if options.as_json:
@@ -161,11 +212,7 @@ def _foreseen(recorded: Cluster | None, names: Sequence[str], report: Report) ->
 def configure(cluster: Cluster, state: ClusterState, mode: Mode, report: Report) -> SiteResult:
     if not cluster.nodes:
         return SiteResult()
-    with open_hosts(cluster) as hosts:
-        result = run_playbooks(cluster, hosts, site.PLAYBOOKS, state.load_facts(), mode, report)
-    if not mode.check:
-        state.save_facts(result.fact_texts)
-    return result
+    return converge_cluster(cluster, state, playbooks_of(cluster.playbooks), mode, report)
 
 
 def _tell(options: UpOptions, cluster: Cluster, result: SiteResult, seconds: float) -> None:
@@ -179,7 +226,7 @@ def _tell(options: UpOptions, cluster: Cluster, result: SiteResult, seconds: flo
                 "nodes": [_node_json(node) for node in cluster.nodes],
                 "recap": recap,
                 "changed": result.changed,
-                "failed": [f"{r.node}: {r.play}: {r.step}: {r.detail}" for r in result.failed],
+                "failed": failure_lines(result),
                 "without_amx": without_amx,
                 "seconds": round(seconds, 2),
             }
@@ -187,9 +234,8 @@ def _tell(options: UpOptions, cluster: Cluster, result: SiteResult, seconds: flo
         return
     if recap:
         print("\n".join(["", *recap_lines(recap)]))
-    for failure in result.failed:
-        why = failure.detail.removeprefix(f"{failure.node}: ")
-        print(f"failed: {failure.node}: {failure.play}: {failure.step}: {why}")
+    for line in failure_lines(result):
+        print(f"failed: {line}")
     if without_amx and not cluster.require_amx:
         print(f"note: no AMX on {_few(without_amx)}, and none required; `clusterctl check-amx` says why")
     if cluster.nodes and not options.check:
@@ -201,7 +247,7 @@ def _tell(options: UpOptions, cluster: Cluster, result: SiteResult, seconds: flo
         print(f"cluster {cluster.name}: {count(len(cluster.nodes), 'node')} in {seconds:.1f} s; {end}")
         if cluster.settings.get("ttl", "none") != "none":
             ttl = cluster.settings["ttl"]
-            print(f"ttl {ttl}: then its nodes end by themselves; `clusterctl extend` moves it")
+            print(f"ttl {ttl}: then its nodes end by themselves; `clusterctl extend` moves that")
     if options.check:
         print("--check: nothing was changed")
 
