@@ -38,7 +38,8 @@ RUNS_FOLDER = "~/.clusterctl/runs"
 class TrainJob:
     """What is to be trained. `uploads` maps a path in the run folder to a file or folder of this machine,
     `head_uploads` does for the head's run folder alone. `request` is what `train --resume` of this run will
-    start from; it is kept with the results as it is.
+    start from; it is kept with the results as it is. `environment` is every rank's, `node_environment` that
+    of the ranks of a node.
 
     The limits: every rank must start within `start_timeout_s`, meet the others within
     `rendezvous_timeout_s`, and be heard of again within `lost_after_s`. Ranks that neither print nor compute
@@ -50,6 +51,7 @@ class TrainJob:
     script_args: tuple[str, ...] = ()
     uploads: Mapping[str, Path] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    node_environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     head_uploads: Mapping[str, Path] = field(default_factory=dict)
     request: Mapping[str, Any] = field(default_factory=dict)
     start_timeout_s: float = 60

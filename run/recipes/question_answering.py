@@ -3,8 +3,8 @@
     python question_answering.py --train_file train.json --validation_file dev.json --output_dir out
 
 Takes the arguments of Hugging Face's run_qa.py (see --help); without any it trains the sample
-questions beside this file. Runs alone from a copy of this folder: torch, transformers and numpy,
-`datasets` only for --dataset_name. RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT come
+questions beside this file. Runs from a copy of this folder and of `speed` beside it: torch, transformers
+and numpy, `datasets` only for --dataset_name. RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT come
 from the launcher; without RANK it is a single process. Leaves in --output_dir the model, its
 tokenizer, predictions.json, log_history.json and, as the last thing, metrics.json.
 
@@ -16,19 +16,19 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 
 from ranks import Place, SilentExit, UserError, first_line, leave, leave_on_signals, read_place, report_error
 
 
-def main() -> None:
+def run(load: Callable[[], Callable[[Sequence[str], Place], None]]) -> None:
+    """Run what `load` imports, with this process's arguments and place, and end with its exit code."""
     leave_on_signals()
     place = Place()
     try:
         place = read_place(os.environ)
         # Not before the signals are taken: torch takes seconds to import, and starts threads.
-        from fine_tune import fine_tune
-
-        fine_tune(sys.argv[1:], place)
+        load()(sys.argv[1:], place)
     except UserError as error:
         report_error(place.rank, str(error))
         leave(error.exit_code)
@@ -67,5 +67,11 @@ LOST_RANK = (
 """What gloo's errors say when a peer has died or does not answer (gloo/transport/tcp/pair.cc)."""
 
 
+def load_recipe() -> Callable[[Sequence[str], Place], None]:
+    from fine_tune import fine_tune
+
+    return fine_tune
+
+
 if __name__ == "__main__":
-    main()
+    run(load_recipe)
