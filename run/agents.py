@@ -148,23 +148,40 @@ def write(text: bytes) -> None:
 
 
 def serve(launcher: Mapping[str, Any], node: str) -> int:
-    """This node's command until it ends, or until stdin does."""
+    """This node's command until it ends, or until stdin does; then what cleans up after it."""
+    argv = [filled_in(part) for part in launcher["agents"][node]]
     environment = {**os.environ, **launcher["environment"]}
     libc = ctypes.CDLL(None)
-    child = subprocess.Popen(
-        launcher["agents"][node],
-        env=environment,
-        cwd=FOLDER,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
-    )
+    try:
+        child = subprocess.Popen(
+            argv,
+            env=environment,
+            cwd=FOLDER,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
+    except OSError as error:
+        write(f"{node}: {argv[0]} cannot be started: {error.strerror}\n".encode())
+        return 127
     while child.poll() is None:
         if select.select([0], [], [], 0.2)[0] and os.read(0, 4096) == END:
             end(child)
     # What torchrun started sits in sessions of its own, and ends with its rank.py.
     signal_group(child.pid, signal.SIGKILL)
+    clean_up(launcher.get("cleanup", {}).get(node), environment)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def filled_in(part: str) -> str:
+    """What only the node itself knows: by which numbers its user goes."""
+    return f"{os.getuid()}:{os.getgid()}" if part == "{uid}:{gid}" else part
+
+
+def clean_up(argv: Sequence[str] | None, environment: Mapping[str, str]) -> None:
+    if argv:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(argv, env=environment, capture_output=True, timeout=STOP_GRACE_S, check=False)
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

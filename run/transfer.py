@@ -29,9 +29,9 @@ mkdir -p $files; for large in .large/?????????????????????????????????*; do
   [ ! -e "$large" ] || mv "$large" $files/
 done
 while read -r digest path; do
-  mkdir -p "$(dirname "$path")"; cp -p $files/$digest "$path"; touch $files/$digest
+  mkdir -p "$(dirname "$path")"; cp -p $files/$digest "$path"; touch -a $files/$digest
 done < .large/paths
-rm -r .large; find $files -type f -mtime +30 -delete
+rm -r .large; find $files -type f -atime +30 -delete
 echo %s > node
 mkdir logs"""
 

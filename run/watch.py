@@ -20,6 +20,7 @@ READY_MARGIN_S = 30.0
 """Importing torch takes a while before the rendezvous begins, and the recipe itself names who is missing."""
 OUT_OF_MEMORY = "out of memory? see `dmesg` there"
 _PEER_LOST = re.compile(r"onnection (closed|reset) by peer|Broken pipe|onnection refused|Socket closed", re.I)
+_HINT = re.compile(r"(Run|See) '(docker|podman) run --help'")
 _NO_PROXY = re.compile(r"[Uu]nable to run bstrap_proxy on (\S+)")
 
 
@@ -58,7 +59,7 @@ class Watch:
         self._job, self._launched_s = job, now_s
         self._head = plan.nodes[0]
         self._may_restart = plan.restarts > 0
-        self._renumbers = plan.launcher == "torchrun"
+        self._renumbers = plan.launcher != "mpirun"
         self._ranks = {place.rank: _Rank(place.rank, place.node, now_s, now_s) for place in plan.ranks}
         self._failures: list[_Failure] = []
         self._failed_s = float("inf")
@@ -157,7 +158,7 @@ class Watch:
         return first.text
 
     def _take_output(self, text: str, now_s: float) -> None:
-        if text.strip():
+        if text.strip() and not _HINT.match(text):
             self._output.append(text)
         prefix = re.match(r"\[(\d+)\] ", text)
         if prefix and int(prefix[1]) in self._ranks:

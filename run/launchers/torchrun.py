@@ -15,7 +15,7 @@ What torch's agents do (torch 2.13, torch/distributed/elastic), and what follows
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from provision.errors import SettingsError
@@ -32,6 +32,11 @@ from run.launchers.common import (
     run_files,
 )
 from run.layout import NodeLayout
+
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+AgentCommand = Callable[[int, str, str], tuple[str, ...]]
+"""(number of the node, its name, "least:most" nodes) -> what starts its agent, in its run folder."""
 
 
 def plan(
@@ -50,24 +55,50 @@ def plan(
     `restarts`: how often all ranks begin anew after one was lost. `least_nodes`: with how many nodes the run
     goes on, all of them where None. Raises SettingsError when that is no range, or the head has no layout.
     """
+    python = f"{stack_dir}/bin/python"
+
+    def start(number: int, node: str, nodes: str) -> tuple[str, ...]:
+        return torchrun_argv(job, cluster, layouts[node], nodes, python, master_port, restarts)
+
+    environment = {
+        "PATH": f"{stack_dir}/bin:{SYSTEM_PATH}",
+        **OWN_STORE,
+        **rank_environment(job, cluster, master_port),
+    }
+    return plan_agents(
+        job, cluster, layouts, facts, start,
+        name="torchrun", python=python, environment=environment, restarts=restarts, least_nodes=least_nodes,
+    )  # fmt: skip
+
+
+def plan_agents(
+    job: TrainJob,
+    cluster: Cluster,
+    layouts: Mapping[str, NodeLayout],
+    facts: Mapping[str, NodeFacts],
+    start: AgentCommand,
+    *,
+    name: str,
+    python: str,
+    environment: Mapping[str, str],
+    restarts: int,
+    least_nodes: int | None,
+    cleanup: Mapping[str, tuple[str, ...]] | None = None,
+) -> LaunchPlan:
+    """A plan in which agents.py, run by `python`, starts one command a node.
+
+    `cleanup` is run on a node after its agent, whatever came of that. Raises SettingsError as plan() does.
+    """
     nodes = participants(cluster, layouts)
     least = len(nodes) if least_nodes is None else least_nodes
     if not 1 <= least <= len(nodes):
         raise SettingsError(f"{least}:{len(nodes)} nodes is no range; give the smaller number first")
-    python = f"{stack_dir}/bin/python"
-    agents = {
-        node: _agent(job, cluster, layouts[node], f"{least}:{len(nodes)}", python, master_port, restarts)
-        for node in nodes
-    }
-    environment = {
-        "PATH": f"{stack_dir}/bin:{SYSTEM_PATH}",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        **rank_environment(job, cluster, master_port),
-    }
     argv = (python, "agents.py")
     launcher = {
         "argv": argv, "environment": environment,
-        "python": python, "ssh": ("ssh", *SSH_OPTIONS), "least": least, "agents": agents,
+        "python": python, "ssh": ("ssh", *SSH_OPTIONS), "least": least,
+        "agents": {node: start(number, node, f"{least}:{len(nodes)}") for number, node in enumerate(nodes)},
+        **({"cleanup": cleanup} if cleanup else {}),
     }  # fmt: skip
     ranks = place_ranks(nodes, layouts)
     files = {"plan.json": plan_json(job, nodes, ranks, facts, launcher, renumbers=True)}
@@ -75,20 +106,14 @@ def plan(
     uploads = {**run_files(job), "agents.py": Path(__file__).parents[1] / "agents.py", **job.head_uploads}
     return LaunchPlan(
         job.run_id, nodes, ranks, argv, environment, python, files, uploads,
-        launcher="torchrun", restarts=restarts,
+        launcher=name, restarts=restarts,
     )  # fmt: skip
 
 
-def _agent(
-    job: TrainJob,
-    cluster: Cluster,
-    layout: NodeLayout,
-    nodes: str,
-    python: str,
-    port: int,
-    restarts: int,
+def torchrun_argv(
+    job: TrainJob, cluster: Cluster, layout: NodeLayout, nodes: str, python: str, port: int, restarts: int
 ) -> tuple[str, ...]:
-    """The command of one node's agent, in its run folder."""
+    """The command of one node's agent; `nodes` is "least:most"."""
     is_head = layout.node == cluster.head.name
     limit_s = f"{job.rendezvous_timeout_s:.0f}"
     return (
