@@ -66,6 +66,12 @@ check: setup
 bench: setup
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[bench]'
 	$(BIN)/python tests/bench_control.py --laps 3
+	@# pyinfra wants an older paramiko than we do
+	[ -x $(VENV)/pyinfra/bin/pyinfra ] || $(PYTHON) -m venv $(VENV)/pyinfra
+	$(VENV)/pyinfra/bin/pip install -q --disable-pip-version-check 'pyinfra>=3.5'
+	$(BIN)/python -m tests.bench_playbook --laps 3
+	$(BIN)/python -m tests.bench_amx --laps 3
+	$(BIN)/python -m tests.bench_speed --laps 3
 	$(BIN)/python -m tests.bench_ec2 --laps 3
 
 clean:

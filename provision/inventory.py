@@ -36,6 +36,7 @@ from provision.yamlfile import load_yaml
 DEFAULT_NAME = "default"
 DEFAULT_NODES = 4
 STATIC = "static"  # the provider of machines that stand already
+BOUGHT_FOR_AMX = ("ec2",)  # every type there is chosen for its AMX, and paid for: nodes without are a mistake
 _BLOCK = ("all", "vars", "clusterctl")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
@@ -44,7 +45,10 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 class Inventory:
     """What the user wants. `nodes` is None where the inventory leaves the number open.
 
-    `notes` says what of an Ansible inventory was left aside, a line each.
+    A node without AMX fails `up` and is refused by `train` where `require_amx` is true: the default on EC2,
+    and nowhere else.
+    `notes` says what of an Ansible inventory was left aside, a line each. `stack` is a kind, or a lock's
+    path; `stack_index` and `torch_index` say where else than usual its packages come from.
     """
 
     name: str = DEFAULT_NAME
@@ -55,6 +59,8 @@ class Inventory:
     provider_settings: Any = None
     playbooks: tuple[str, ...] = ()  # the user's own, absolute paths
     notes: tuple[str, ...] = ()
+    stack_index: str | None = None
+    torch_index: str | None = None
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -77,11 +83,16 @@ def read_inventory(path: Path | None) -> Inventory:
     own = {key: value for key, value in block.value.items() if key not in (provider, "provider")}
     if provider == STATIC and "name" not in own and _NAME.fullmatch(path.stem):
         own["name"] = path.stem
+    own.setdefault("require_amx", provider in BOUGHT_FOR_AMX)
     extra = {"provider": provider, "provider_settings": settings, "notes": ansible.notes}
     inventory: Inventory = read_typed(block.document, block.path, Inventory, own, extra)
     check_name(inventory.name, _at(block, "name"))
     _check_number(inventory, block)
-    return replace(inventory, playbooks=_found_playbooks(block, path, inventory.playbooks))
+    return replace(
+        inventory,
+        playbooks=_found_playbooks(block, path, inventory.playbooks),
+        stack=_found_stack(path, inventory.stack),
+    )
 
 
 def _block(ansible: AnsibleInventory) -> Variable:
@@ -152,6 +163,13 @@ def _found_playbooks(block: Variable, inventory: Path, files: tuple[str, ...]) -
     return tuple(map(str, found))
 
 
+def _found_stack(inventory: Path, stack: str) -> str:
+    """A kind as it is; the user's own lock by its absolute path."""
+    if not stack.endswith(".txt"):
+        return stack
+    return str((inventory.absolute().parent / Path(stack).expanduser()).resolve())
+
+
 def check_name(name: str, where: str) -> None:
     """Raises SettingsError unless the name can be a part of host names, file names and tags."""
     if not _NAME.fullmatch(name):
@@ -175,6 +193,9 @@ _HOST_VARS = {
 }
 
 
+_INDEXES = ("stack_index", "torch_index")
+
+
 def dump_record(cluster: Cluster) -> str:
     """The record of a cluster, as an inventory that Ansible reads too."""
     block = {
@@ -184,6 +205,7 @@ def dump_record(cluster: Cluster) -> str:
         "require_amx": cluster.require_amx,
         "stack": cluster.stack,
         "shared_stack": cluster.shared_stack,
+        **{key: getattr(cluster, key) for key in _INDEXES if getattr(cluster, key) is not None},
         **({"playbooks": list(cluster.playbooks)} if cluster.playbooks else {}),
         cluster.provider: dict(cluster.settings),
     }
@@ -233,6 +255,8 @@ def load_record(path: Path) -> Cluster:
             shared_stack=block["shared_stack"],
             settings=block.get(provider) or {},
             playbooks=tuple(block.get("playbooks", ())),
+            stack_index=block.get("stack_index"),
+            torch_index=block.get("torch_index"),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise SettingsError(f"{path}: not a record of clusterctl ({error} is missing)") from error

@@ -72,6 +72,8 @@ class Cluster:
     shared_stack: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     playbooks: tuple[str, ...] = ()
+    stack_index: str | None = None
+    torch_index: str | None = None
 
     @property
     def head(self) -> Node:

@@ -189,18 +189,43 @@ def train(
         bool, typer.Option("--bash", "-c", help="It is a bash line, run in a copy of the folder you are in.")
     ] = False,
     launcher: Annotated[
-        str, typer.Option("--launcher", help="mpirun (the default) or torchrun.", show_default=False)
+        str,
+        typer.Option(
+            "--launcher", help="mpirun (the default), torchrun, docker or kubernetes.", show_default=False
+        ),
     ] = "",
     nodes: Annotated[
         str | None,
-        typer.Option("--nodes", help="How many take part; under torchrun also LEAST:MOST."),
+        typer.Option("--nodes", help="How many take part; also LEAST:MOST, but under mpirun."),
     ] = None,
     restarts: Annotated[
-        int, typer.Option("--restarts", min=0, help="torchrun: how often lost ranks begin anew.")
+        int, typer.Option("--restarts", min=0, help="All but mpirun: how often lost ranks begin anew.")
     ] = 0,
     idle_timeout_s: Annotated[
         float | None,
         typer.Option("--idle-timeout", help="Seconds in which no rank prints or computes (600)."),
+    ] = None,
+    settings_file: Annotated[
+        Path | None,
+        typer.Option("--settings", help="docker, kubernetes: a YAML file: image, volumes, cpu, namespace..."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="One of these settings, KEY=VALUE; wins over the file (repeatable)."),
+    ] = None,
+    kind: Annotated[str, typer.Option("--kind", help="kubernetes: pytorchjob or trainjob.")] = "pytorchjob",
+    context: Annotated[
+        str | None, typer.Option("--context", help="kubernetes: kubectl's context, else its current one.")
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="kubernetes: the job is not deleted when it has ended.")
+    ] = False,
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="gloo, ccl, auto, or what --backend-module registers.")
+    ] = None,
+    backend_module: Annotated[
+        str | None,
+        typer.Option("--backend-module", help="Imported by every rank: a module there, or a .py file here."),
     ] = None,
     ppn: Annotated[
         int | None, typer.Option("--ppn", min=1, help="Ranks on each node; else one per NUMA node.")
@@ -239,7 +264,7 @@ def train(
     """
     if module and bash:
         raise typer.BadParameter("--module or --bash, not both")
-    from run.commands.launch import TrainOptions
+    from run.commands.launch import KubernetesChoice, TrainOptions
     from run.commands.train import train as run_train
 
     return run_train(
@@ -261,6 +286,11 @@ def train(
             nodes,
             restarts,
             idle_timeout_s,
+            settings_file,
+            tuple(settings or ()),
+            KubernetesChoice(kind, context, keep),
+            backend,
+            backend_module,
         )
     )
 
@@ -424,6 +454,40 @@ def playbook_run(
     from run.commands.playbook import PlaybookOptions, run
 
     return run(PlaybookOptions(tuple(playbooks), name, limit, tags, step, check, diff, as_json))
+
+
+stack_app = typer.Typer(no_args_is_help=True, help="List, show and verify the stacks that nodes train with.")
+app.add_typer(stack_app, name="stack")
+
+
+@stack_app.command("list")
+@_ended
+def stack_list(as_json: Json = False) -> int:
+    """The kinds of stacks there are."""
+    from run.commands.stack import list_kinds
+
+    return list_kinds(as_json=as_json)
+
+
+@stack_app.command("show")
+@_ended
+def stack_show(
+    kind: Annotated[str, typer.Argument(help="A kind, or the path of a lock of your own (.txt).")],
+    as_json: Json = False,
+) -> int:
+    """Show what is in a stack, where it comes from, and what is archived."""
+    from run.commands.stack import show
+
+    return show(kind, as_json=as_json)
+
+
+@stack_app.command("verify")
+@_ended
+def stack_verify(name: Name = None, as_json: Json = False) -> int:
+    """Compare what is installed with the lock, and import it, on all nodes. Exit code 1 if any differs."""
+    from run.commands.stack import verify
+
+    return verify(name, as_json=as_json)
 
 
 @app.command()

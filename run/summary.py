@@ -9,6 +9,14 @@ from typing import Any
 from run.events import Event
 from run.interruption import Interruption
 from run.job import LaunchPlan
+from run.proof import NodeProof, proof_lines, prove, was_asked
+
+_TIMES = {
+    "compute": "compute",
+    "all_reduce": "all-reduce",
+    "waiting": "waiting for the slowest rank",
+    "data": "data",
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,7 @@ class RunSummary:
     """The outcome in numbers; None where the recipe did not report one. `problem` is None after a good end.
 
     `interruption` says more where nodes were about to end. `metrics` is the recipe's result event as it came.
+    `amx_proof` is None without --prove-amx, and empty where nobody told. `backend` carried the collectives.
     """
 
     run_id: str
@@ -42,6 +51,8 @@ class RunSummary:
     speeds: tuple[RankSpeed, ...] = ()
     warnings: tuple[str, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    amx_proof: tuple[NodeProof, ...] | None = None
+    backend: str | None = None
 
     @property
     def slowest(self) -> RankSpeed | None:
@@ -53,16 +64,19 @@ class RunSummary:
 
     def lines(self) -> tuple[str, ...]:
         """The summary for people, a few short lines."""
-        return tuple(line for line in (self._shape(), self._speed(), self._spread(), self._score()) if line)
+        lines = (self._shape(), self._speed(), self._spread(), self._time(), self._advice(), self._score())
+        proof = () if self.amx_proof is None else proof_lines(self.amx_proof)
+        return tuple(line for line in (*lines, *proof) if line)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        proof = None if self.amx_proof is None else [each.to_json() for each in self.amx_proof]
+        return {**asdict(self), "amx_proof": proof}
 
     def _shape(self) -> str:
         threads = "/".join(str(count) for count in sorted(set(self.threads)))
-        dtype = f", {self.dtype}" if self.dtype else ""
+        said = "".join(f", {each}" for each in (self.dtype, self.backend) if each)
         return (
-            f"{_count(len(self.nodes), 'node')}, {_count(self.ranks, 'rank')} x {threads} threads{dtype}, "
+            f"{_count(len(self.nodes), 'node')}, {_count(self.ranks, 'rank')} x {threads} threads{said}, "
             f"{self.duration_s:.0f} s"
         )
 
@@ -81,7 +95,29 @@ class RunSummary:
             f"fastest rank {fast.rank} on {fast.node} {fast.samples_per_s:.2f} samples/s"
         )
 
+    def _time(self) -> str:
+        """Where the time went, as the recipe's `time` tells in shares of 1."""
+        time = self.metrics.get("time")
+        if not isinstance(time, Mapping):
+            return ""
+        found = {noun: _number(time.get(key)) or 0.0 for key, noun in _TIMES.items()}
+        shares = ", ".join(f"{noun} {100 * share:.0f} %" for noun, share in found.items())
+        peak = _number(time.get("peak_share"))
+        return f"time: {shares}" + (f"; {100 * peak:.0f} % of the peak of these CPUs" if peak else "")
+
+    def _advice(self) -> str:
+        """What the recipe advises, with the node of a rank that the others wait for."""
+        text, time = self.metrics.get("advice"), self.metrics.get("time")
+        if not isinstance(text, str):
+            return ""
+        slowest = time.get("slowest") if isinstance(time, Mapping) else None
+        nodes = [speed.node for speed in self.speeds if speed.rank == slowest]
+        return f"advice: {text.replace('its node', nodes[0]) if nodes else text}"
+
     def _score(self) -> str:
+        perplexity = self.metrics.get("perplexity")
+        if isinstance(perplexity, int | float):
+            return f"perplexity {perplexity:.2f}"
         if self.exact_match is None or self.f1 is None:
             return ""
         return f"EM {self.exact_match:.1f}, F1 {self.f1:.1f}"
@@ -112,6 +148,8 @@ def summarise(
         _speeds(plan, events),
         tuple(event.text for event in events if event.name == "warning"),
         dict(result),
+        prove(plan, events) if was_asked(plan) else None,
+        result.get("backend"),
     )
 
 

@@ -1,86 +1,96 @@
-"""check-amx: which nodes have AMX, why the others have not, and what to do."""
+"""check-amx: climb the AMX ladder on every node at once; the exit code tells whether all could."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from playbooks.amx import FLAGS, AmxVerdict, judge
-from provision.errors import ClusterctlError
-from provision.facts import NodeFacts
+from provision.amx import ladder_script
+from provision.amx.verdict import LIBRARY, SPEED, Ladder, judge, parse_ladder
+from provision.errors import ClusterctlError, FactError, HostError, SettingsError
+from provision.host import Host
 from provision.model import Cluster
-from provision.play import gather
-from run.commands.common import open_hosts, print_json, print_table, standing_cluster
+from provision.stacks import stack_of
+from provision.step import run_on_hosts
+from run.commands.amx_ab import compare
+from run.commands.amx_report import Found, print_found, to_json
+from run.commands.common import open_hosts, print_json, standing_cluster
+
+WATCH_S = 5.0
+_RUNG_LIMIT_S = 30.0
+_LIBRARY_LIMIT_S = 240.0
 
 
-def check_amx(name: str | None, *, as_json: bool) -> int:
-    """Returns the exit code: 0 when every node has AMX, else 1."""
-    _, cluster = standing_cluster(name)
+@dataclass(frozen=True)
+class CheckOptions:
+    """`rung`: how far to climb; None is 6 where a node gets that far. `speed` is rung 7."""
+
+    name: str | None = None
+    as_json: bool = False
+    rung: int | None = None
+    speed: bool = False
+    watch: bool = False
+    ab: bool = False
+
+    @property
+    def last(self) -> int:
+        return SPEED if self.speed else self.rung or LIBRARY
+
+    @property
+    def beyond(self) -> bool:
+        """Who asks for the library or for speed gets them from any node, with AMX or without."""
+        return self.speed or (self.rung or 0) >= LIBRARY
+
+
+def check_amx(options: CheckOptions) -> int:
+    """Returns the exit code: 0 when no node has a problem as far as was climbed, else 1."""
+    if options.ab:
+        if options.rung or options.speed or options.watch:
+            raise SettingsError("--ab is a measurement of its own: leave out --rung, --speed and --watch")
+        return compare(options.name, as_json=options.as_json)
+    _, cluster = standing_cluster(options.name)
+    script = ladder_script(options.last, stack_of(cluster).path, beyond=options.beyond)
     with open_hosts(cluster) as hosts:
-        seen = gather(cluster, hosts)
-    facts = {name: each for name, each in seen.items() if isinstance(each, NodeFacts)}
-    unreachable = {name: each for name, each in seen.items() if isinstance(each, ClusterctlError)}
-    verdicts = {name: judge(each) for name, each in facts.items()}
-    if as_json:
-        print_json([*(_as_json(n, facts[n], verdicts[n]) for n in facts), *_errors_json(unreachable)])
-    else:
-        _print(cluster, facts, verdicts, unreachable)
-    return 1 if unreachable or any(verdict.problem for verdict in verdicts.values()) else 0
+        found = climb(hosts, script, options.last)
+        _tell(options, cluster, found)
+        with contextlib.suppress(KeyboardInterrupt):
+            while options.watch:
+                time.sleep(WATCH_S)
+                found = climb(hosts, script, options.last)
+                _tell(options, cluster, found)
+    return found.exit_code
 
 
-def _print(
-    cluster: Cluster,
-    facts: Mapping[str, NodeFacts],
-    verdicts: Mapping[str, AmxVerdict],
-    unreachable: Mapping[str, ClusterctlError],
-) -> None:
-    rows = [(n, _cpu(facts[n]), _flags(v), _kernel(facts[n], v), _word(v)) for n, v in verdicts.items()]
-    if rows:
-        print_table(("NODE", "CPU", "FLAGS", "KERNEL", "AMX"), rows)
-        print("FLAGS and KERNEL are what lscpu and uname say; no tile instruction was executed.")
-    for verdict in dict.fromkeys(verdicts.values()):
-        if verdict.problem:
-            names = [name for name, each in verdicts.items() if each == verdict]
-            print(f"{', '.join(names)}: {verdict.problem}; {verdict.fix}")
-    for error in unreachable.values():
-        print(error)
-    if any(verdict.problem for verdict in verdicts.values()) and not cluster.require_amx:
-        print("require_amx is false for this cluster: training goes on without AMX.")
+def climb(hosts: Sequence[Host], script: str, last: int) -> Found:
+    """One exec on every node, all at once."""
+    limit_s = _RUNG_LIMIT_S if last < LIBRARY else _LIBRARY_LIMIT_S
+
+    def one(host: Host) -> Ladder:
+        # 1, 126, 127: a Python that fails or is not there, which parse_ladder() tells.
+        text = host.run(script, expect=(0, 1, 126, 127), timeout_s=limit_s).output
+        try:
+            return parse_ladder(text)
+        except FactError as error:
+            raise HostError(host.node.name, str(error)) from None
+
+    seen = run_on_hosts(hosts, one)
+    ladders = {name: each for name, each in seen.items() if isinstance(each, Ladder)}
+    return Found(
+        ladders,
+        {name: problem for name, each in ladders.items() if (problem := judge(each))},
+        {name: each for name, each in seen.items() if isinstance(each, ClusterctlError)},
+    )
 
 
-def _cpu(facts: NodeFacts) -> str:
-    shown = facts.cpu.model_name.replace("(R)", "").replace("(TM)", "")
-    shown = shown if len(shown) <= 30 else shown[:29] + "…"
-    return f"{shown} (simulated)" if facts.cpu.simulated and "simulated" not in shown.lower() else shown
-
-
-def _flags(verdict: AmxVerdict) -> str:
-    return f"{len(verdict.flags)} of {len(FLAGS)}"
-
-
-def _kernel(facts: NodeFacts, verdict: AmxVerdict) -> str:
-    release = facts.kernel.split("-")[0]
-    return f"{release} {'ok' if verdict.kernel_ok else 'too old'}"
-
-
-def _word(verdict: AmxVerdict) -> str:
-    if verdict.problem:
-        return "no"
-    return "flags only (simulated)" if verdict.simulated else "yes"
-
-
-def _as_json(name: str, facts: NodeFacts, verdict: AmxVerdict) -> dict[str, object]:
-    return {
-        "node": name,
-        "amx": verdict.problem is None,
-        "flags": list(verdict.flags),
-        "kernel": facts.kernel,
-        "kernel_ok": verdict.kernel_ok,
-        "cpu": facts.cpu.model_name,
-        "simulated": verdict.simulated,
-        "problem": verdict.problem,
-        "fix": verdict.fix or None,
-    }
-
-
-def _errors_json(unreachable: Mapping[str, ClusterctlError]) -> list[dict[str, object]]:
-    return [{"node": name, "amx": False, "problem": str(error)} for name, error in unreachable.items()]
+def _tell(options: CheckOptions, cluster: Cluster, found: Found) -> None:
+    if options.as_json:
+        print_json(to_json(found))
+        return
+    if options.watch:
+        again = "\033[2J\033[H" if sys.stdout.isatty() else ""
+        print(f"{again}{time.strftime('%H:%M:%S')}, again every {WATCH_S:.0f} s until Ctrl-C")
+    print_found(cluster, found, options.last)
+    sys.stdout.flush()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
 
 from playbooks.amx import judge
 from provision.amx import ladder_script
@@ -19,12 +16,16 @@ from provision.host import SshHost
 from provision.model import Cluster, Node
 from provision.play import gather
 from provision.stacks import stack_of
+from run.backend import GLOO, find_backend, module_from_anywhere, uses_ccl, with_backend, with_ccl_workers
 from run.commands.check_amx import climb
 from run.commands.common import count, open_hosts, print_json, print_table, standing_cluster
+from run.commands.interrupts import counted_interrupts
+from run.commands.settings import read_settings
 from run.execute import RunOutcome
 from run.execute import train as execute
 from run.job import LaunchPlan, TrainJob, from_anywhere, make_job
-from run.launchers import mpirun, torchrun
+from run.launchers import docker, mpirun, torchrun
+from run.launchers.containers import ContainerSettings
 from run.layout import HEADINGS, LayoutSettings, NodeLayout, lay_out_all
 from run.preflight import check
 from run.program import find_program
@@ -34,11 +35,21 @@ from run.resume import Request, find_checkpoint, go_on_from
 
 
 @dataclass(frozen=True)
+class KubernetesChoice:
+    """What is asked for on Kubernetes alone; see KubernetesOptions."""
+
+    kind: str = "pytorchjob"
+    context: str | None = None
+    keep: bool = False
+
+
+@dataclass(frozen=True)
 class TrainOptions:
     """The options of `train`, as the user gave them. `resume` is a run's id, or what tells it apart.
 
     `program` is a recipe's name or a path, or by `kind` a module or a bash line. `nodes` is how many take
     part: "2", or under torchrun "2:4". An empty `launcher` is mpirun, or that of the run to resume.
+    `settings` are "key=value" of the launcher's settings, over those of `settings_file`.
     """
 
     program: str
@@ -58,18 +69,17 @@ class TrainOptions:
     nodes: str | None = None
     restarts: int = 0
     idle_timeout_s: float | None = None
-
-
-class Ground(TypedDict):
-    """What preflight and the record say of the nodes, for every launcher's plan."""
-
-    stack_dir: str
-    master_port: int
+    settings_file: Path | None = None
+    settings: tuple[str, ...] = ()
+    kubernetes: KubernetesChoice = KubernetesChoice()
+    backend: str | None = None
+    backend_module: str | None = None
 
 
 def launch(options: TrainOptions) -> RunOutcome | None:
     """One run, from the record as it is now; None after --dry-run."""
-    job = _job(options)
+    backend = find_backend(options.backend, options.backend_module, options.script_args)
+    job = with_backend(_job(options), backend)
     _, cluster = standing_cluster(options.name)
     least, taking_part = node_range(cluster, options)
     with open_hosts(cluster) as all_hosts:
@@ -78,21 +88,59 @@ def launch(options: TrainOptions) -> RunOutcome | None:
         _refuse_without_amx(cluster, hosts, facts)
         shares = {node.name: node.core_share for node in cluster.nodes}
         layouts = lay_out_all(facts, LayoutSettings(options.ppn, options.threads, None, shares))
-        stack_dir = stack_of(cluster).path
+        stack = stack_of(cluster)
+        if uses_ccl(backend, stack.versions, stack.kind):
+            job, layouts = with_ccl_workers(job, layouts, facts)
+        stack_dir = stack.path
         ready = check(cluster, hosts, facts, job, stack_dir=stack_dir)
         job = _from_checkpoint(options, hosts, job)
-        ground: Ground = {"stack_dir": stack_dir, "master_port": ready.master_port}
-        if options.launcher == "torchrun":
-            again = {"restarts": options.restarts, "least_nodes": least}
-            made = torchrun.plan(job, cluster, layouts, facts, **ground, **again)
-        else:
-            made = mpirun.plan(job, cluster, layouts, facts, **ground)
+        made = _plan(options, job, cluster, layouts, facts, stack_dir, ready.master_port, least)
         if options.dry_run:
             _show_plan(made, as_json=options.as_json)
             return None
         if not options.as_json:
-            _show_layout(made, layouts)
+            _show_layout(made, layouts, backend.name or GLOO)
         return _run(options, hosts, made, job)
+
+
+def _plan(
+    options: TrainOptions,
+    job: TrainJob,
+    cluster: Cluster,
+    layouts: Mapping[str, NodeLayout],
+    facts: Mapping[str, NodeFacts],
+    stack_dir: str,
+    master_port: int,
+    least_nodes: int,
+) -> LaunchPlan:
+    """What the launcher that was asked for makes of it. Raises SettingsError."""
+    if options.launcher == "mpirun":
+        return mpirun.plan(job, cluster, layouts, facts, stack_dir=stack_dir, master_port=master_port)
+    if options.launcher == "torchrun":
+        return torchrun.plan(
+            job, cluster, layouts, facts, stack_dir=stack_dir,
+            master_port=master_port, restarts=options.restarts, least_nodes=least_nodes,
+        )  # fmt: skip
+    settings = read_settings(ContainerSettings, options.settings_file, options.settings, {})
+    return docker.plan(
+        job, cluster, layouts, facts, settings=settings, python=f"{stack_dir}/bin/python",
+        master_port=master_port, restarts=options.restarts, least_nodes=least_nodes,
+    )  # fmt: skip
+
+
+def parse_range(nodes: str) -> tuple[int, int]:
+    """(least, most) of "2:4"; twice the same of "4". Raises SettingsError.
+
+    >>> parse_range("2:4"), parse_range("4")
+    ((2, 4), (4, 4))
+    """
+    match = re.fullmatch(r"(?:(\d+):)?(\d+)", nodes)
+    if match is None:
+        raise SettingsError(f"--nodes {nodes}: a number, or under torchrun LEAST:MOST")
+    least, most = int(match[1] or match[2]), int(match[2])
+    if not 1 <= least <= most:
+        raise SettingsError(f"--nodes {nodes}: the smaller number comes first, and is 1 or more")
+    return least, most
 
 
 def node_range(cluster: Cluster, options: TrainOptions) -> tuple[int, tuple[Node, ...]]:
@@ -100,21 +148,15 @@ def node_range(cluster: Cluster, options: TrainOptions) -> tuple[int, tuple[Node
 
     Raises SettingsError for what is no range, or a range where the launcher knows none.
     """
-    if options.restarts and options.launcher != "torchrun":
+    if options.restarts and options.launcher == "mpirun":
         raise SettingsError(f"--restarts: {options.launcher} starts ranks once; add --launcher torchrun")
     if options.nodes is None:
         return len(cluster.nodes), cluster.nodes
-    match = re.fullmatch(r"(?:(\d+):)?(\d+)", options.nodes)
-    if match is None:
-        raise SettingsError(f"--nodes {options.nodes}: a number, or under torchrun LEAST:MOST")
-    most = int(match[2])
-    least = int(match[1] or most)
-    if least < most and options.launcher != "torchrun":
+    least, most = parse_range(options.nodes)
+    if least < most and options.launcher == "mpirun":
         raise SettingsError(
             f"--nodes {options.nodes}: {options.launcher} cannot go on with fewer; use torchrun"
         )
-    if not 1 <= least <= most:
-        raise SettingsError(f"--nodes {options.nodes}: the smaller number comes first, and is 1 or more")
     if most > len(cluster.nodes):
         there = count(len(cluster.nodes), "node")
         raise SettingsError(
@@ -141,6 +183,8 @@ def _job(options: TrainOptions) -> TrainJob:
         options.launcher,
         options.nodes,
         options.restarts,
+        options.backend,
+        module_from_anywhere(options.backend_module),
     )
     job = replace(job, request=asked.to_json())
     return with_proof(job) if options.prove_amx else job
@@ -199,15 +243,15 @@ def _show_plan(launch: LaunchPlan, *, as_json: bool) -> None:
         print(launch.render(), end="")
 
 
-def _show_layout(launch: LaunchPlan, layouts: Mapping[str, NodeLayout]) -> None:
+def _show_layout(launch: LaunchPlan, layouts: Mapping[str, NodeLayout], backend: str) -> None:
     where = f"{count(launch.world_size, 'rank')} on {count(len(launch.nodes), 'node')}"
-    print(f"run {launch.run_id}: {where}, {launch.launcher} over ssh, gloo")
+    print(f"run {launch.run_id}: {where}, {launch.launcher} over ssh, {backend}")
     print_table([heading.upper() for heading in HEADINGS], [layouts[node].row() for node in launch.nodes])
 
 
 def _run(options: TrainOptions, hosts: Sequence[SshHost], launch: LaunchPlan, job: TrainJob) -> RunOutcome:
     with (
-        _counted_interrupts() as interrupts,
+        counted_interrupts() as interrupts,
         display_for(as_json=options.as_json, ranks=launch.world_size, echo=not job.program.reports) as shown,
     ):
         return execute(
@@ -218,18 +262,3 @@ def _run(options: TrainOptions, hosts: Sequence[SshHost], launch: LaunchPlan, jo
             stop_requests=lambda: len(interrupts),
             runs_folder=options.runs_folder,
         )
-
-
-@contextmanager
-def _counted_interrupts() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM are counted, not raised, so that the ranks are stopped in good order."""
-    received: list[int] = []
-    before = {
-        number: signal.signal(number, lambda signum, frame: received.append(signum))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -7,19 +7,23 @@ from dataclasses import dataclass, replace
 
 from provision.errors import ClusterctlError, LaunchError, SettingsError
 from run.commands.common import open_hosts, print_json, standing_cluster
-from run.commands.launch import TrainOptions, launch
+from run.commands.launch import TrainOptions, launch, parse_range
+from run.commands.settings import read_settings
 from run.execute import RunOutcome
 from run.interruption import Notice
 from run.job import shell_line
 from run.preflight import NodesEnding
-from run.program import RECIPES
+from run.program import RECIPES, find_program
 from run.resume import choose_run, read_request, rescue
 
 OWN_OPTIONS = (
     *("--name", "--ppn", "--threads", "--rendezvous-timeout", "--runs", "--dry-run", "--json"),
     *("--resume", "--replace", "--prove-amx", "--launcher", "--nodes", "--restarts", "--idle-timeout"),
+    *("--backend", "--backend-module", "--settings", "--set", "--kind", "--context", "--keep"),
 )
-LAUNCHERS = ("mpirun", "torchrun")
+LAUNCHERS = ("mpirun", "torchrun", "docker", "kubernetes")
+STOCK = {"run_qa": "run_qa.py", "run_pretraining": "run_mlm.py"}
+"""The scripts of Hugging Face whose arguments the recipes take."""
 STALLED_LIMIT = 3  # interruptions in a row without a new checkpoint: nodes that do not last are not paid for
 
 
@@ -39,6 +43,8 @@ def train(options: TrainOptions) -> int:
     """
     _refuse_misplaced(options)
     options = _with_request(options)
+    if options.launcher == "kubernetes":
+        return _on_kubernetes(options)
     stalled = 0
     while True:
         done = _attempt(options)
@@ -52,6 +58,42 @@ def train(options: TrainOptions) -> int:
             )
         _replace_nodes(options, done)
         options = replace(options, resume=done.run_id)
+
+
+def _on_kubernetes(options: TrainOptions) -> int:
+    """Pods of the cluster that kubectl knows; none of clusterctl's own takes part. Raises SettingsError."""
+    from run.commands.kubernetes import KubernetesOptions, train_on_kubernetes
+    from run.launchers.pod_settings import KubernetesSettings
+
+    not_there = {"--name": options.name, "--resume": options.resume, "--backend": options.backend}
+    for option, value in not_there.items():
+        if value:
+            raise SettingsError(f"{option}: not on Kubernetes, where no cluster of clusterctl's takes part")
+    counts = {"ppn": options.ppn, "threads": options.threads, "restarts": options.restarts or None}
+    extra = {key: value for key, value in counts.items() if value is not None} | _pods(options.nodes)
+    settings = read_settings(KubernetesSettings, options.settings_file, options.settings, extra)
+    return train_on_kubernetes(
+        KubernetesOptions(
+            find_program(options.program, options.kind),
+            options.script_args,
+            settings,
+            options.kubernetes.kind,
+            options.kubernetes.context,
+            options.runs_folder,
+            options.kubernetes.keep,
+            options.dry_run,
+            options.as_json,
+            options.rendezvous_timeout_s,
+        )
+    )
+
+
+def _pods(nodes: str | None) -> dict[str, int]:
+    """The settings that "4", or "2:4", means: with most of them it begins."""
+    if nodes is None:
+        return {}
+    least, most = parse_range(nodes)
+    return {"nodes": most} if least == most else {"nodes": most, "min_nodes": least, "max_nodes": most}
 
 
 def _attempt(options: TrainOptions) -> _Attempt:
@@ -92,6 +134,8 @@ def _with_request(options: TrainOptions) -> TrainOptions:
         launcher=options.launcher or asked.launcher,
         nodes=options.nodes or asked.nodes,
         restarts=options.restarts or asked.restarts,
+        backend=options.backend or asked.backend,
+        backend_module=options.backend_module or asked.backend_module,
     )
 
 
@@ -147,7 +191,7 @@ def _refuse_misplaced(options: TrainOptions) -> None:
             raise SettingsError(f"{name} is clusterctl's own option: put it before `--`")
         if name in ("--help", "-h"):
             raise SettingsError(
-                f"the arguments of {options.program} are those of Hugging Face's {options.program}.py; "
+                f"the arguments of {options.program} are those of Hugging Face's {STOCK[options.program]}; "
                 "README.md lists them"
             )
 
