@@ -188,6 +188,10 @@ def train(
     bash: Annotated[
         bool, typer.Option("--bash", "-c", help="It is a bash line, run in a copy of the folder you are in.")
     ] = False,
+    smoke: Annotated[
+        bool,
+        typer.Option("--smoke", help="A minute on one node: does it work, how long would an epoch take?"),
+    ] = False,
     launcher: Annotated[
         str,
         typer.Option(
@@ -291,6 +295,7 @@ def train(
             KubernetesChoice(kind, context, keep),
             backend,
             backend_module,
+            smoke,
         )
     )
 

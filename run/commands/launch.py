@@ -21,6 +21,7 @@ from run.commands.check_amx import climb
 from run.commands.common import count, open_hosts, print_json, print_table, standing_cluster
 from run.commands.interrupts import counted_interrupts
 from run.commands.settings import read_settings
+from run.events import Event
 from run.execute import RunOutcome
 from run.execute import train as execute
 from run.job import LaunchPlan, TrainJob, from_anywhere, make_job
@@ -32,6 +33,7 @@ from run.program import find_program
 from run.progress import display_for
 from run.proof import with_proof
 from run.resume import Request, find_checkpoint, go_on_from
+from run.smoke import Smoke
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,10 @@ class TrainOptions:
     kubernetes: KubernetesChoice = KubernetesChoice()
     backend: str | None = None
     backend_module: str | None = None
+    smoke: bool = False
 
 
-def launch(options: TrainOptions) -> RunOutcome | None:
+def launch(options: TrainOptions, smoke: Smoke | None = None) -> RunOutcome | None:
     """One run, from the record as it is now; None after --dry-run."""
     backend = find_backend(options.backend, options.backend_module, options.script_args)
     job = with_backend(_job(options), backend)
@@ -100,7 +103,7 @@ def launch(options: TrainOptions) -> RunOutcome | None:
             return None
         if not options.as_json:
             _show_layout(made, layouts, backend.name or GLOO)
-        return _run(options, hosts, made, job)
+        return _run(options, hosts, made, job, smoke)
 
 
 def _plan(
@@ -249,7 +252,14 @@ def _show_layout(launch: LaunchPlan, layouts: Mapping[str, NodeLayout], backend:
     print_table([heading.upper() for heading in HEADINGS], [layouts[node].row() for node in launch.nodes])
 
 
-def _run(options: TrainOptions, hosts: Sequence[SshHost], launch: LaunchPlan, job: TrainJob) -> RunOutcome:
+def _run(
+    options: TrainOptions, hosts: Sequence[SshHost], launch: LaunchPlan, job: TrainJob, smoke: Smoke | None
+) -> RunOutcome:
+    def note(event: Event) -> None:
+        shown.show(event)
+        if smoke is not None:
+            smoke.feed(event)
+
     with (
         counted_interrupts() as interrupts,
         display_for(as_json=options.as_json, ranks=launch.world_size, echo=not job.program.reports) as shown,
@@ -258,7 +268,7 @@ def _run(options: TrainOptions, hosts: Sequence[SshHost], launch: LaunchPlan, jo
             hosts,
             launch,
             job,
-            on_event=shown.show,
-            stop_requests=lambda: len(interrupts),
+            on_event=note,
+            stop_requests=lambda: len(interrupts) or int(smoke is not None and smoke.is_over),
             runs_folder=options.runs_folder,
         )

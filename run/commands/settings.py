@@ -28,14 +28,15 @@ def read_settings(
     data = dict(document.data)
     for each in given:
         _set(kind, data, each, extra)
-    for each in fields(kind):  # type: ignore[arg-type]
-        is_needed = each.default is each.default_factory is MISSING
-        if is_needed and each.name not in data and each.name not in extra:
-            raise SettingsError(
-                f"this launcher needs its {each.name}; give {ON_COMMAND_LINE} {each.name}=..."
-            )
+    for name in _needed(kind):
+        if name not in data and name not in extra:
+            raise SettingsError(f"this launcher needs its {name}: {ON_COMMAND_LINE} {name}=...")
     found: Settings = read_typed(Document(document.file, data, document.lines), (), kind, data, extra)
     return found
+
+
+def _needed(kind: Any) -> list[str]:
+    return [each.name for each in fields(kind) if each.default is each.default_factory is MISSING]
 
 
 def _set(kind: type, data: dict[str, Any], given: str, extra: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,11 +16,12 @@ from run.job import shell_line
 from run.preflight import NodesEnding
 from run.program import RECIPES, find_program
 from run.resume import choose_run, read_request, rescue
+from run.smoke import Smoke
 
 OWN_OPTIONS = (
     *("--name", "--ppn", "--threads", "--rendezvous-timeout", "--runs", "--dry-run", "--json"),
     *("--resume", "--replace", "--prove-amx", "--launcher", "--nodes", "--restarts", "--idle-timeout"),
-    *("--backend", "--backend-module", "--settings", "--set", "--kind", "--context", "--keep"),
+    *("--backend", "--backend-module", "--settings", "--set", "--kind", "--context", "--keep", "--smoke"),
 )
 LAUNCHERS = ("mpirun", "torchrun", "docker", "kubernetes")
 STOCK = {"run_qa": "run_qa.py", "run_pretraining": "run_mlm.py"}
@@ -45,6 +47,8 @@ def train(options: TrainOptions) -> int:
     options = _with_request(options)
     if options.launcher == "kubernetes":
         return _on_kubernetes(options)
+    if options.smoke:
+        return _smoke(options)
     stalled = 0
     while True:
         done = _attempt(options)
@@ -86,6 +90,24 @@ def _on_kubernetes(options: TrainOptions) -> int:
             options.rendezvous_timeout_s,
         )
     )
+
+
+def _smoke(options: TrainOptions) -> int:
+    """A minute on one node, and what an epoch would take on more. Raises SettingsError for other programs."""
+    if options.program not in RECIPES:
+        raise SettingsError("--smoke: only recipes tell how far they are; give your script few steps instead")
+    _, cluster = standing_cluster(options.name)
+    smoke = Smoke(time.monotonic)
+    outcome = launch(replace(options, nodes="1"), smoke)
+    if outcome is None:
+        return 0
+    if outcome.exit_code and not smoke.is_over:
+        return outcome.exit_code
+    if options.as_json:
+        print_json({"event": "smoke", "epoch_s": smoke.epoch_s, "folder": str(outcome.folder)})
+    else:
+        print("\n".join(["", *smoke.lines(len(cluster.nodes))]))
+    return 0
 
 
 def _pods(nodes: str | None) -> dict[str, int]:
