@@ -188,6 +188,27 @@ def script_environment(
     }
 
 
+def with_setvars(
+    environment: Mapping[str, str], packages: str = "lib/python3*/site-packages"
+) -> dict[str, str]:
+    """The environment as Intel's oneCCL wants it sourced before a process begins, where ccl may be used.
+
+    Its setvars.sh says where its libraries and those of its MPI are. Before 1.12 it had another name.
+    """
+    if environment.get("CLUSTERCTL_BACKEND") not in ("ccl", "auto"):
+        return dict(environment)
+    names = ("oneccl_bindings_for_pytorch", "torch_ccl")
+    found = [path for name in names for path in Path(sys.prefix).glob(f"{packages}/{name}/env/setvars.sh")]
+    if not found:
+        return dict(environment)
+    argv = ("bash", "-c", '. "$0" >/dev/null 2>&1; env -0', str(found[0]))
+    done = subprocess.run(argv, env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True)
+    pairs = (
+        each.decode(errors="surrogateescape").partition("=") for each in done.stdout.split(b"\0") if each
+    )
+    return {**environment, **{name: value for name, _, value in pairs if name not in ("_", "SHLVL", "PWD")}}
+
+
 def preload(environ: Mapping[str, str]) -> dict[str, str]:
     """tcmalloc where it is installed: a third of a step is page faults under glibc's malloc. Where it is not,
     glibc's is told to keep what it has."""
@@ -464,7 +485,7 @@ def run(command: Sequence[str], place: Place, plan: Mapping[str, Any], output: O
     own = own_placement(plan, place)
     cpus = pin(str(own.get("cpus", "")), cpus_of_machine())
     threads = int(own.get("threads") or os.environ.get("OMP_NUM_THREADS") or len(cpus))
-    environment = script_environment(os.environ, plan, place, threads)
+    environment = with_setvars(script_environment(os.environ, plan, place, threads))
     log_name = f"logs/rank-{place.rank:03d}.log"
     (FOLDER / "logs").mkdir(exist_ok=True)
     folder, program = parse(command)

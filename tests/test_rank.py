@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from run import rank as rank_program
 from run.events import Event, parse_line
 from run.rank import LAUNCHERS, RankError, pin, read_place
 
@@ -170,6 +171,18 @@ def test_tcmalloc_is_preloaded_where_it_is_installed(start_rank: Start) -> None:
         pytest.skip("no tcmalloc here")
     about = shown(output_of(start_rank(SHOW)))
     assert "libtcmalloc" in about["env"]["LD_PRELOAD"]
+
+
+def test_without_tcmalloc_glibc_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_program, "TCMALLOC", ())
+    assert rank_program.preload({}) == rank_program.KEEP_MEMORY
+    assert rank_program.preload({"LD_PRELOAD": "x"}) == {}
+
+
+def test_any_script_can_import_what_lies_in_lib(start_rank: Start) -> None:
+    about = shown(output_of(start_rank(SHOW, {**MPI_ENV, "PYTHONPATH": "/own"})))
+    first, own = about["env"]["PYTHONPATH"].split(":")
+    assert (first.endswith("/lib"), own) == (True, "/own")
 
 
 def test_an_ld_preload_of_the_users_stays(start_rank: Start) -> None:

@@ -71,7 +71,15 @@ def plan_json(
         "run_id": job.run_id,
         **({"renumbers": True} if renumbers else {}),
         "launcher": {**launcher, "stop_grace_s": job.stop_grace_s},
-        "nodes": {node: {"environment": {"GLOO_SOCKET_IFNAME": facts[node].interface}} for node in nodes},
+        "nodes": {
+            node: {
+                "environment": {
+                    "GLOO_SOCKET_IFNAME": facts[node].interface,
+                    **job.node_environment.get(node, {}),
+                }
+            }
+            for node in nodes
+        },
         "ranks": [{**asdict(place), "cpus": ranges(place.cpus)} for place in ranks],
     }
     return _as_json(about)

@@ -70,7 +70,7 @@ class RunArguments(TrainingArguments):
         default=None,
         metadata={"nargs": "?", "const": "true", "help": "A checkpoint, or true: the last in output_dir."},
     )
-    ddp_backend: str | None = field(default="gloo", metadata={"choices": ["gloo", "ccl"]})
+    ddp_backend: str | None = field(default="gloo", metadata={"choices": ["gloo", "ccl", "auto"]})
     train_sampling_strategy: str = field(
         default="group_by_length", metadata={"choices": ["random", "group_by_length"]}
     )
@@ -82,6 +82,36 @@ class RunArguments(TrainingArguments):
     # All parameters get a gradient (see freeze_unused) and no buffer changes: nothing to search or send.
     ddp_find_unused_parameters: bool | None = field(default=False)
     ddp_broadcast_buffers: bool | None = field(default=False)
+    warmup_steps: float = field(default=0, metadata={"help": "Steps, or below 1 a share of all steps."})
+
+    def __post_init__(self) -> None:
+        if WITH_IPEX:  # there whole steps are one argument, a share another
+            steps = self.warmup_steps
+            self.warmup_ratio, self.warmup_steps = (steps, 0) if steps < 1 else (0.0, int(steps))
+        super().__post_init__()
+
+
+@dataclass
+class SpeedArguments:
+    """Parts of `speed` (docs/speed.md), each with its switch: --no_unpad and the like leave one out."""
+
+    unpad: bool = field(default=True, metadata={"help": "Compute true tokens only."})
+    trim: bool = field(
+        default=True,
+        metadata={"help": "Pad batches to their longest row; without, to --max_seq_length (see --unpad)."},
+    )
+    cheap_dropout: bool = field(default=True, metadata={"help": "Dropout masks from random words."})
+    balance: bool = field(default=True, metadata={"help": "Equal work for all ranks in each step."})
+    measure_precision: bool = field(
+        default=True, metadata={"help": "Multiply by what was measured fastest and is exact enough."}
+    )
+    compress_gradients: str = field(
+        default="auto",
+        metadata={
+            "choices": ["auto", "true", "false"],
+            "help": "Send of embeddings only used rows, and all as bf16; auto: as bf16 where trained in it.",
+        },
+    )
 
 
 SAMPLE_DEFAULTS = {
@@ -106,6 +136,12 @@ IGNORED = {
 }
 """Arguments people have in their scripts, and why nothing is done for them."""
 
+WITH_IPEX = "use_ipex" in TrainingArguments.__dataclass_fields__
+"""Under transformers 4, as in the stack `intel`, where several of these are TrainingArguments still."""
+
+if WITH_IPEX:
+    del IGNORED["use_ipex"]
+
 REFUSED = {
     "fp16": "CPUs train in bf16 or fp32",
     "fp16_full_eval": "CPUs compute in bf16 or fp32",
@@ -121,6 +157,9 @@ REFUSED = {
 """TrainingArguments that would be accepted and then not do what they say."""
 
 
+KINDS = (ModelArguments, DataArguments, RunArguments, SpeedArguments)
+
+
 class Parser(HfArgumentParser):
     """HfArgumentParser that raises ArgumentsError instead of printing 300 lines of usage."""
 
@@ -128,14 +167,16 @@ class Parser(HfArgumentParser):
         raise ArgumentsError(f"{message}; see --help")
 
 
-def make_parser() -> Parser:
-    parser = Parser((ModelArguments, DataArguments, RunArguments), allow_abbrev=False, prog="run_qa")
+def make_parser(kinds: Sequence[type] = (), prog: str = "run_qa") -> Parser:
+    conflicts = "resolve" if WITH_IPEX else "error"
+    parser = Parser(kinds or KINDS, allow_abbrev=False, prog=prog, conflict_handler=conflicts)
     old = parser.add_argument_group("old spellings")
     for name in IGNORED:
         old.add_argument(f"--{name}", nargs="?", const="true", help="Ignored.")
     old.add_argument("--group_by_length", nargs="?", const=True, type=string_to_bool)
     old.add_argument("--warmup_ratio", type=float, help="Now --warmup_steps below 1.")
-    old.add_argument("--xpu_backend", dest="ddp_backend", choices=["gloo", "ccl"])
+    parser.set_defaults(**dict.fromkeys((*IGNORED, "group_by_length", "warmup_ratio")))
+    old.add_argument("--xpu_backend", dest="ddp_backend", choices=["gloo", "ccl", "auto"])
     return parser
 
 
@@ -155,6 +196,11 @@ def parse(argv: Sequence[str], place: Place) -> tuple[Namespace, list[str]]:
         )
         typed = parser.parse_args(list(argv))
     warnings = replace_old(typed)
+    if getattr(typed, "use_ipex", False):
+        typed.unpad = typed.cheap_dropout = False
+        warnings.append(
+            "--use_ipex: without unpad and cheap_dropout, which reach into layers that IPEX replaces"
+        )
     check(typed)
     return typed, warnings
 
@@ -234,7 +280,9 @@ def check_tasks(typed: Namespace) -> None:
         typed.output_dir, typed.overwrite_output_dir = "run_qa-output", True
 
 
-def make_arguments(typed: Namespace, bf16: bool) -> tuple[ModelArguments, DataArguments, RunArguments]:
+def make_arguments(
+    typed: Namespace, bf16: bool
+) -> tuple[ModelArguments, DataArguments, RunArguments, SpeedArguments]:
     """The dataclasses. Raises ArgumentsError for what TrainingArguments refuses."""
     values = {**vars(typed), "bf16": bf16, "ddp_backend": None, "output_dir": str(Path(typed.output_dir))}
     try:

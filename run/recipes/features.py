@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+from parts import speed
 from squad import Example
 
 Key = tuple[int, float]
@@ -173,18 +174,28 @@ def global_batches(
 
 
 def rank_share(
-    batch: np.ndarray, lengths: np.ndarray, ranks: int, rank: int, per_device: int, accumulation: int
+    batch: np.ndarray,
+    lengths: np.ndarray,
+    ranks: int,
+    rank: int,
+    per_device: int,
+    accumulation: int,
+    balance: bool = False,
 ) -> list[list[Key]]:
     """One rank's micro-batches of a step: `accumulation` lists of `per_device` keys.
 
-    Features go to the ranks in turn from long to short, so that no rank waits for another. A batch
-    of n features fewer than a full one is filled up with its shortest at weight 0. The weight
-    ranks / n makes DDP's mean over ranks of each rank's weighted sum the mean over the n features.
+    Features go to the ranks in turn from long to short, or where `balance` in shares of equal work, so
+    that no rank waits for another. A batch of n features fewer than a full one is filled up with its
+    shortest at weight 0. The weight ranks / n makes DDP's mean over ranks of each rank's weighted sum
+    the mean over the n features.
     """
     by_length = batch[np.argsort(-lengths[batch], kind="stable")]
     missing = ranks * per_device * accumulation - len(batch)
     weight = ranks / len(batch)
     keys = [(int(index), weight) for index in by_length] + [(int(by_length[-1]), 0.0)] * missing
+    if balance:
+        share = [keys[place] for place in speed.deal([int(lengths[index]) for index, _ in keys], ranks)[rank]]
+        return [share[at : at + per_device] for at in range(0, len(share), per_device)]
     step = ranks * per_device
     return [keys[at : at + step][rank::ranks] for at in range(0, len(keys), step)]
 
@@ -207,7 +218,13 @@ class TrainBatches:
         seed = (plan.seed, self.epoch)
         for batch in global_batches(self.lengths, plan.global_batch, seed, plan.group_by_length):
             yield from rank_share(
-                batch, self.lengths, plan.ranks, plan.rank, plan.per_device, plan.accumulation
+                batch,
+                self.lengths,
+                plan.ranks,
+                plan.rank,
+                plan.per_device,
+                plan.accumulation,
+                plan.balance,
             )
 
 
@@ -221,6 +238,7 @@ class BatchPlan:
     accumulation: int
     seed: int
     group_by_length: bool
+    balance: bool = False
 
     @property
     def global_batch(self) -> int:
@@ -251,14 +269,16 @@ class FeatureSet(torch.utils.data.Dataset):
         }
 
 
-def collate(items: Sequence[dict[str, object]], pad_id: int, token_types: bool) -> dict[str, torch.Tensor]:
-    """A padded batch: B rows as long as the longest, rounded up to a multiple of 8.
+def collate(
+    items: Sequence[dict[str, object]], pad_id: int, token_types: bool, least: int = 0
+) -> dict[str, torch.Tensor]:
+    """A padded batch: B rows as long as the longest, rounded up to a multiple of 8, and `least` at least.
 
     input_ids, attention_mask and, where the model knows them, token_type_ids: int64 (B, L);
     start_positions, end_positions: int64 (B,); weights: float32 (B,).
     """
     lengths = np.array([len(item["ids"]) for item in items])
-    width = -(-int(lengths.max()) // 8) * 8
+    width = max(-(-int(lengths.max()) // 8) * 8, least)
     places = np.arange(width)
     mask = places < lengths[:, None]
     ids = np.full(mask.shape, pad_id, np.int64)

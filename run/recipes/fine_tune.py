@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from arguments import DataArguments, RunArguments, make_arguments, parse
+from arguments import DataArguments, RunArguments, SpeedArguments, make_arguments, parse
 from checkpoints import find_checkpoint, require_same_batches
 from features import (
     Features,
@@ -29,9 +29,28 @@ from features import (
     prediction_batches,
     tokenise,
 )
-from ranks import Place, SilentExit, UserError, first_line, gather, join_group, scatter, together
+from parts import Arithmetic, allocator, choose_arithmetic, quicken, where_time_went
+from ranks import (
+    Place,
+    SilentExit,
+    UserError,
+    backend_in_use,
+    first_line,
+    gather,
+    join_group,
+    scatter,
+    together,
+)
 from squad import DataError, Example, Examples, read_examples, score_predictions, select_examples
-from trainer import AnswerTrainer, freeze_unused, has_bf16, load_model, load_tokenizer, seed_dropout
+from trainer import (
+    AnswerTrainer,
+    TimedTrainer,
+    freeze_unused,
+    has_bf16,
+    load_model,
+    load_tokenizer,
+    seed_dropout,
+)
 from transformers import PrinterCallback
 from transformers.utils import logging as hf_logging
 
@@ -52,18 +71,25 @@ def fine_tune(argv: Sequence[str], place: Place) -> None:
     join_group(place, typed.ddp_backend, os.environ)
     for note in notes:
         place.emit("warning", text=note)
-    model_arguments, data, run = make_arguments(typed, bf16=choose_bf16(place, typed.bf16))
+    arithmetic = choose_arithmetic(
+        place, choose_bf16(place, typed.bf16), typed.bf16.lower() != "auto", typed.measure_precision
+    )
+    model_arguments, data, run, parts = make_arguments(typed, bf16=arithmetic.bf16)
     together(place, partial(prepare_output, run, data), only_rank_0=True)
     train = read_examples_once("train", data, place) if run.do_train else None
     validation = read_examples_once("validation", data, place) if run.do_eval else None
     tokenizer = together(place, partial(load_tokenizer, model_arguments))
     model = together(place, partial(load_model, model_arguments, run.seed))
+    used = quicken(model, parts.unpad, parts.cheap_dropout, place)
     place.emit("phase", name="tokenise")
     windows = choose_windows(data, tokenizer, place)
-    metrics = describe(place, run)
+    metrics = describe(place, run) | {"matmul": arithmetic.name, "allocator": allocator(os.environ)}
     if train is not None:
         features = tokenise_together(train, tokenizer, windows, place)
-        metrics |= train_model(model, run, features, tokenizer, place)
+        trainer = make_trainer(model, run, parts, features, tokenizer, windows, arithmetic, place)
+        metrics |= train_model(trainer, features, place)
+        metrics["parts"] = used + ["balance"] * parts.balance + trainer.parts
+        metrics["parts"] += ["ipex"] * getattr(run, "use_ipex", False)
         save_model(model, tokenizer, Path(run.output_dir), place)
     if validation is not None:
         features = tokenise_together(validation, tokenizer, windows, place)
@@ -102,6 +128,7 @@ def describe(place: Place, run: RunArguments) -> dict[str, object]:
         "dtype": "bf16" if run.bf16 else "fp32",
         "seed": run.seed,
         "threads": torch.get_num_threads(),
+        "backend": backend_in_use(),
         "torch": torch.__version__,
     }
 
@@ -188,15 +215,29 @@ def hub_example(row: dict) -> Example:
 # --- train -------------------------------------------------------------------------------------
 
 
-def train_model(model, run: RunArguments, features: Features, tokenizer, place: Place) -> dict[str, object]:
+def make_trainer(
+    model,
+    run: RunArguments,
+    parts: SpeedArguments,
+    features: Features,
+    tokenizer,
+    windows: Windows,
+    arithmetic: Arithmetic,
+    place: Place,
+) -> AnswerTrainer:
+    freeze_unused(model, tokenizer.pad_token_id or 0)
+    trainer = AnswerTrainer(model, run, parts, features, tokenizer, place, windows.max_seq_length)
+    trainer.peaks = arithmetic.peaks
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def train_model(trainer: AnswerTrainer, features: Features, place: Place) -> dict[str, object]:
     """Train in place; what it took. Writes log_history.json.
 
     Raises Interrupted once a checkpoint was asked for and is whole.
     """
-    freeze_unused(model, tokenizer.pad_token_id or 0)
-    trainer = AnswerTrainer(model, run, features, tokenizer, place)
-    trainer.remove_callback(PrinterCallback)
-    output_dir = Path(run.output_dir)
+    run, output_dir = trainer.args, Path(trainer.args.output_dir)
     checkpoint = find_checkpoint(run.resume_from_checkpoint, output_dir, place)
     if checkpoint is not None:
         sizes = (trainer.plan.global_batch, len(features), place.world_size)
@@ -220,22 +261,25 @@ def train_model(model, run: RunArguments, features: Features, tokenizer, place: 
     }
 
 
-def report_rates(trainer: AnswerTrainer, features: int, place: Place) -> dict[str, float]:
-    """This rank's summary as an event; the rates of all ranks together."""
+def report_rates(trainer: AnswerTrainer, features: int, place: Place) -> dict[str, object]:
+    """This rank's summary as an event; the rates of all ranks together, and where the time went."""
     clock = trainer.clock
     mine = {
         "train_s": round(clock.train_s, 3),
         "samples_per_s": round(clock.samples_per_s, 3),
         "forward_s": round(clock.forward_s, 3),
+        "cpu_s": round(clock.cpu_s, 3),
     }
     from_all = gather(place, mine)
     for rank, values in enumerate(from_all):
         place.emit("rank_summary", rank=rank, **values)
     together_per_s = sum(values["samples_per_s"] for values in from_all)
+    timed = isinstance(trainer, TimedTrainer)
     return {
         "train_s": max(values["train_s"] for values in from_all),
         "samples_per_s": round(together_per_s, 2),
         "epoch_s": round(features / max(together_per_s, 1e-9), 2),
+        **(where_time_went(clock.times, trainer.peaks, place) if timed else {}),
     }
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from arguments import ModelArguments, RunArguments
+from amx_proof import proof_callbacks
+from arguments import ModelArguments, RunArguments, SpeedArguments
 from checkpoints import Interruption, save_batches, save_random_states
 from features import BatchPlan, Features, FeatureSet, TrainBatches, collate
+from parts import attach, speed
 from ranks import Place, UserError, first_line
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -137,20 +140,69 @@ class EpochLoader(DataLoader):
         self.batch_sampler.set_epoch(epoch)
 
 
-class AnswerTrainer(Trainer):
+class TimedTrainer(Trainer):
+    """Trainer that knows where the time of its steps goes, and sends gradients as `compress` says.
+
+    Has `clock` from its subclass. Micro-batches that only accumulate send nothing: that is Trainer's doing.
+    """
+
+    clock: Clock
+    compress = "false"
+    peaks: Sequence[float] = ()  # GFLOP/s of every rank's CPUs
+
+    def __init__(self, **named):
+        super().__init__(**named)
+        self.parts: list[str] = []
+        self.add_callback(Attaching(self))
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        begun = time.perf_counter()
+        found = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self.clock.times.fetched(time.perf_counter() - begun)
+        return found
+
+    def training_step(self, *arguments, **named):
+        loss = super().training_step(*arguments, **named)
+        self.clock.times.arrived()
+        return loss
+
+
+class Attaching(TrainerCallback):
+    """Puts its hook into DDP once that has the model."""
+
+    def __init__(self, trainer: TimedTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
+        trainer = self.trainer
+        trainer.parts = attach(trainer.model_wrapped, trainer.compress, bool(args.bf16), trainer.clock.times)
+
+
+class AnswerTrainer(TimedTrainer):
     """Trainer whose step is the mean over the global batch, however ranks share it."""
 
     loss_is_scaled_for_ga = True  # the weights of TrainBatches already divide by the global batch
 
-    def __init__(self, model, arguments: RunArguments, features: Features, tokenizer, place: Place):
-        self.clock = Clock()
+    def __init__(
+        self,
+        model,
+        arguments: RunArguments,
+        parts: SpeedArguments,
+        features: Features,
+        tokenizer,
+        place: Place,
+        longest: int,
+    ):
+        self.clock, self.compress = Clock(), parts.compress_gradients
+        self.work = speed.work_of(model)
         self.collate = partial(
             collate,
             pad_id=tokenizer.pad_token_id or 0,
             token_types="token_type_ids" in tokenizer.model_input_names,
+            least=0 if parts.trim else longest,
         )
         self.place, self.interruption = place, Interruption(place)
-        callbacks = [Progress(place, self.clock), self.interruption]
+        callbacks = [Progress(place, self.clock), self.interruption, *proof_callbacks(place)]
         super().__init__(model=model, args=arguments, train_dataset=FeatureSet(features), callbacks=callbacks)
         self.plan = BatchPlan(
             ranks=place.world_size,
@@ -159,6 +211,7 @@ class AnswerTrainer(Trainer):
             accumulation=arguments.gradient_accumulation_steps,
             seed=arguments.seed if arguments.data_seed is None else arguments.data_seed,
             group_by_length=arguments.train_sampling_strategy == "group_by_length",
+            balance=parts.balance,
         )
 
     def get_train_dataloader(self) -> DataLoader:
@@ -185,6 +238,7 @@ class AnswerTrainer(Trainer):
         outputs = model(**inputs)
         loss = span_loss(outputs, {**inputs, **labels})
         self.clock.add(int((labels["weights"] > 0).sum()), time.perf_counter() - begun)
+        self.clock.times.worked(self.work.training(inputs["attention_mask"].sum(1).tolist()))
         return (loss, outputs) if return_outputs else loss
 
 
@@ -204,11 +258,15 @@ class Clock:
 
     def __init__(self) -> None:
         self.features = self.steps = self.warm_features = 0
-        self.forward_s = self.train_s = 0.0
+        self.forward_s = self.train_s = self.cpu_s = 0.0
         self.begun = self.warm = self.last = time.perf_counter()
+        self.cpu_begun = time.process_time()
+        self.times = speed.StepTimes()
 
     def start(self) -> None:
         self.begun = self.warm = self.last = time.perf_counter()
+        self.cpu_begun = time.process_time()
+        self.times.start()
 
     def add(self, features: int, forward_s: float) -> None:
         """A micro-batch; forward_s is this rank's own work, without any waiting for others."""
@@ -217,8 +275,9 @@ class Clock:
 
     def step(self) -> None:
         self.steps += 1
+        self.times.step()
         self.last = time.perf_counter()
-        self.train_s = self.last - self.begun
+        self.train_s, self.cpu_s = self.last - self.begun, time.process_time() - self.cpu_begun
         if self.steps == WARM_UP_STEPS:
             self.warm, self.warm_features = self.last, self.features
 
