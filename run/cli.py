@@ -497,6 +497,22 @@ def stack_verify(name: Name = None, as_json: Json = False) -> int:
 
 @app.command()
 @_ended
+def image(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder to write; none of your files is overwritten.")
+    ],
+    stack: Annotated[str, typer.Option("--stack", help="The stack that is in it.")] = "native",
+    tag: Annotated[str | None, typer.Option("--tag", "-t", help="The image's name.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Write what a container image of a stack is built from, for --launcher docker and kubernetes."""
+    from run.commands.kubernetes import image as write_image
+
+    return write_image(output, stack, tag, as_json=as_json)
+
+
+@app.command()
+@_ended
 def log(
     node: Annotated[str | None, typer.Argument(help="The node; without one, each.")] = None,
     name: Name = None,

@@ -62,5 +62,5 @@ def _with_user(settings: ContainerSettings) -> ContainerSettings:
     if settings.user is not None:
         return settings
     if settings.engine == "podman":  # without root: the user inside is then the one outside
-        return replace(settings, engine_args=("--userns=keep-id", *settings.engine_args))
+        return replace(settings, run_options=("--userns=keep-id", *settings.run_options))
     return replace(settings, user=AGENTS_USER)
