@@ -15,7 +15,7 @@ from provision.facts import MANIFEST, NodeFacts
 from provision.host import Host, quoted
 from provision.model import Cluster, Node
 from provision.play import Facts, Playbook, the_head
-from provision.stacks import Stack, build_order, build_script, stack_named, version_problems
+from provision.stacks import Stack, build_order, build_script, stack_of, version_problems
 from provision.step import Step
 from provision.steps.checks import Verdict
 
@@ -122,7 +122,7 @@ class StackAsLocked:
 
 def steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
     """Where the stack is not shared: it is built on the head and copied to the workers that lack it."""
-    stack = stack_named(cluster.stack)
+    stack = stack_of(cluster)
     if cluster.shared_stack or node != cluster.head:
         return ()
     present = {worker.name: facts[worker.name].stacks for worker in cluster.workers if worker.name in facts}
@@ -135,7 +135,7 @@ def verify_steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
     problem = python_problem(facts[node.name], facts[cluster.head.name])
     return (
         Verdict("python", problem, "give all nodes the same distribution"),
-        StackAsLocked(stack_named(cluster.stack)),
+        StackAsLocked(stack_of(cluster)),
     )
 
 

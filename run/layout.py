@@ -18,7 +18,7 @@ The rules, and why:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from math import floor
 
@@ -116,6 +116,20 @@ def lay_out(node: str, topology: Topology, settings: LayoutSettings | None = Non
         _rank(node, local_rank, group, settings, budget / cores) for local_rank, group in enumerate(groups)
     )
     return NodeLayout(node, ranks, cores, budget)
+
+
+def worker_cores(layout: NodeLayout) -> tuple[NodeLayout, tuple[int, ...]]:
+    """The layout with a core of each rank held out of its CPU set, and those cores, in the ranks' order.
+
+    For communication threads that pin themselves, as oneCCL's workers do. A rank that computes on all of its
+    cores keeps them: there the worker shares the last one.
+    """
+    ranks = tuple(_without_last(rank) if len(rank.cpus) > rank.threads else rank for rank in layout.ranks)
+    return replace(layout, ranks=ranks), tuple(rank.cpus[-1] for rank in layout.ranks)
+
+
+def _without_last(rank: RankLayout) -> RankLayout:
+    return replace(rank, cpus=rank.cpus[:-1], comm_cores=max(0, rank.comm_cores - 1))
 
 
 def ranges(numbers: Sequence[int]) -> str:

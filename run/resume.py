@@ -42,6 +42,8 @@ class Request:
     launcher: str = "mpirun"
     nodes: str | None = None
     restarts: int = 0
+    backend: str | None = None
+    backend_module: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

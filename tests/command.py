@@ -90,7 +90,7 @@ class Command:
 
     def _argv(self, args: tuple[str, ...]) -> list[str]:
         named = [] if args[0] == "--help" else ["--name", self.name]
-        words = 2 if args[0] == "playbook" else 1  # of the command itself
+        words = 2 if args[0] in ("playbook", "stack") else 1  # of the command itself
         return [sys.executable, "-m", "run.cli", *args[:words], *named, *args[words:]]
 
 

@@ -5,6 +5,8 @@ is a build that was cut off, and is started over. Prints what it does, a line ea
 build says why.
 """
 
+from __future__ import annotations
+
 import fcntl
 import json
 import os
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -29,25 +32,73 @@ def main() -> None:
     print("built")
 
 
-def build(folder: Path, order: dict[str, str]) -> None:
-    if sys.version_info < (3, 11):
-        sys.exit(f"Python {platform.python_version()} is too old for this stack, it needs 3.11 or newer")
+def build(folder: Path, order: dict[str, Any]) -> None:
+    refuse_python(order)
     shutil.rmtree(folder, ignore_errors=True)
     say("making the environment")
     run([sys.executable, "-m", "venv", str(folder)], "sudo apt-get install -y python3-venv")
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "-q", "--no-input"]
+    own_lines = order["own_lines"]
+    if own_lines:  # first: they are what may not be had, and the rest takes minutes
+        install_own(pip, own_lines, order)
     locked = [line for line in order["lock"].splitlines() if line.strip()]
     torch = next((line for line in locked if line.startswith("torch==")), None)
     if torch:
-        say(f"installing {torch}, the CPU build")
-        run([*pip, "install", "--no-deps", *torch_index(pip, torch, order["torch_index"]), torch])
+        install_torch(pip, torch, order["torch_index"])
     say(f"installing {len(locked)} packages")
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
-        requirements.write("\n".join(line for line in locked if line != torch))
+        requirements.write("\n".join(line for line in locked if line != torch and line not in own_lines))
         requirements.flush()
         run([*pip, "install", "--no-deps", "-r", requirements.name])
     point_scripts_at(folder, order["final_folder"])
     write_manifest(folder, order)
+
+
+def refuse_python(order: dict[str, Any]) -> None:
+    first, last = order["pythons"]
+    here = sys.version_info[:2]
+    if here < minor(first) or (last and here > minor(last)):
+        needed = f"{first} to {last}" if last else f"{first} or newer"
+        sys.exit(
+            f"stack {order['kind']} needs Python {needed}, {platform.python_version()} is here; take nodes "
+            "of a distribution that has one, or stack: native"
+        )
+
+
+def minor(python: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in python.split("."))
+
+
+def install_own(pip: list[str], lines: list[str], order: dict[str, Any]) -> None:
+    """What only the stack's own index has: an index, a page with links, or a folder of wheels."""
+    index = order["stack_index"]
+    what = ", ".join(lines)
+    say(f"installing {what} from {index}")
+    where = ["--index-url", index] if "://" in index else ["--no-index"]
+    once = ["--retries", "1", "--timeout", "30"]
+    done = subprocess.run(
+        [*pip, "install", "--no-deps", *once, *where, "--find-links", index, *lines],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if done.returncode:
+        sys.exit(
+            f"{what} cannot be had from {index}: name an index or a folder that has it as stack_index in the "
+            "inventory, or stack_index: none to build without (then there is no backend ccl)"
+        )
+
+
+def install_torch(pip: list[str], torch: str, index: str) -> None:
+    """The CPU build; where no index is to be asked, the one that pip finds, with what it needs."""
+    if index == "none":
+        say(f"installing {torch} as pip finds it")
+        run([*pip, "install", torch])
+        return
+    say(f"installing {torch}, the CPU build")
+    run(
+        [*pip, "install", "--no-deps", *torch_index(pip, torch, index), torch],
+        f"torch_index in the inventory names the index, {index}",
+    )
 
 
 def torch_index(pip: list[str], torch: str, index: str) -> list[str]:
@@ -60,7 +111,8 @@ def torch_index(pip: list[str], torch: str, index: str) -> list[str]:
         return []
     found = subprocess.run(
         [*pip, "install", "--no-deps", "--dry-run", "--ignore-installed", "--report", "-", torch],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
     )
     chosen = json.loads(found.stdout)["install"][0]["metadata"]["version"] if found.returncode == 0 else ""
@@ -78,9 +130,9 @@ def point_scripts_at(folder: Path, final_folder: str) -> None:
             script.write_bytes(b"#!" + final_folder.encode() + b"/" + content[len(first) :])
 
 
-def write_manifest(folder: Path, order: dict[str, str]) -> None:
+def write_manifest(folder: Path, order: dict[str, Any]) -> None:
     names = [path.name for path in folder.glob("lib/python3*/site-packages/*.dist-info")]
-    versions = dict(name.removesuffix(".dist-info").split("-", 1) for name in names)
+    versions = dict(name[: -len(".dist-info")].split("-", 1) for name in names)
     manifest = {"name": order["name"], "python": platform.python_version(), "versions": versions}
     partial = folder / (order["manifest"] + ".partial")
     partial.write_text(json.dumps(manifest, sort_keys=True) + "\n")

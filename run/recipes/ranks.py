@@ -105,26 +105,94 @@ def leave_on_signals() -> None:
 def join_group(place: Place, backend: str, environ: Mapping[str, str]) -> None:
     """Meet the other ranks at MASTER_ADDR:MASTER_PORT, then say so with the event "ready".
 
-    Raises UserError that names the ranks which did not come in CLUSTERCTL_RENDEZVOUS_TIMEOUT_S.
+    The launcher's CLUSTERCTL_BACKEND wins over `backend`; "auto" is ccl where all ranks have it, else gloo.
+    Raises UserError that names the ranks which did not come in CLUSTERCTL_RENDEZVOUS_TIMEOUT_S, or says why
+    there is no such backend.
     """
     if place.launched:
         limit = timedelta(seconds=float(environ.get("CLUSTERCTL_RENDEZVOUS_TIMEOUT_S", "120")))
         os.environ.setdefault("LOCAL_RANK", "0")
-        if backend == "ccl":
-            import_oneccl()
-        meet(place, backend, environ, limit)
+        wanted = environ.get("CLUSTERCTL_BACKEND") or backend
+        if wanted == "auto":
+            meet(place, "gloo", environ, limit)
+            prefer_oneccl(place)
+        else:
+            import_backend(wanted, environ.get("CLUSTERCTL_BACKEND_MODULE"))
+            meet(place, wanted, environ, limit)
     emit("ready", rank=place.rank, host=socket.gethostname())
 
 
+ONECCL = ("oneccl_bindings_for_pytorch", "torch_ccl")
+"""What registers "ccl" when imported: Intel's bindings, and by their name before torch 1.12."""
+
+
+def import_backend(name: str, module: str | None) -> None:
+    """Have torch know the backend: `module` registers it when imported. Raises UserError."""
+    if module is not None:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever somebody's module raises
+            raise UserError(
+                f"backend {name}: module {module} cannot be imported "
+                f"({type(error).__name__}: {first_line(error)})"
+            ) from None
+    elif name == "ccl":
+        import_oneccl()
+    import torch.distributed as dist
+
+    if name not in dist.Backend.backend_list:
+        raise UserError(f"backend {name}: {module or 'torch'} registers none of that name")
+
+
 def import_oneccl() -> None:
-    """Intel's bindings register the backend "ccl" when imported; PyPI and torch > 2.8 lack them."""
+    """PyPI and torch > 2.8 lack it. Raises UserError; what it says when it is there and broken is shown."""
+    problem = None
+    for module in ONECCL:
+        try:
+            importlib.import_module(module)
+            return
+        except ModuleNotFoundError as error:
+            problem = problem or (None if error.name == module else error)
+        except (ImportError, OSError, RuntimeError) as error:
+            problem = error
+    why = (
+        f"it cannot be imported ({first_line(problem)})" if problem else "no oneccl_bindings_for_pytorch here"
+    )
+    raise UserError(
+        f"backend ccl: {why}; take backend gloo or auto, or the intel stack (torch 2.8) with "
+        "oneccl_bind_pt from Intel's wheel index"
+    )
+
+
+def prefer_oneccl(place: Place) -> None:
+    """In a group over gloo: go on over ccl where every rank has it, else say why not."""
+    import torch.distributed as dist
+
+    problem = None
     try:
-        importlib.import_module("oneccl_bindings_for_pytorch")
-    except ImportError:
-        raise UserError(
-            "--ddp_backend ccl: no oneccl_bindings_for_pytorch here; use --ddp_backend gloo, or the "
-            "intel stack (torch 2.8) with oneccl_bind_pt from Intel's wheel index"
-        ) from None
+        import_backend("ccl", None)
+    except UserError as error:
+        problem = str(error)
+    lacking = [str(rank) for rank, each in enumerate(gather(place, problem)) if each]
+    if lacking:
+        place.emit("warning", text=f"backend auto: gloo, since rank {', '.join(lacking)} has no oneCCL")
+        return
+    store = dist.PrefixStore("ccl", dist.distributed_c10d._get_default_store())
+    FORMER_GROUPS.append(dist.group.WORLD)
+    dist.destroy_process_group()
+    limit = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    dist.init_process_group("ccl", store=store, rank=place.rank, world_size=place.world_size, timeout=limit)
+
+
+FORMER_GROUPS: list[Any] = []
+"""Kept: a peer may still read from the connections of a group that this rank has left."""
+
+
+def backend_in_use() -> str | None:
+    """The backend of the group, as it was asked for; None without a group."""
+    import torch.distributed as dist
+
+    return dist.get_backend() if dist.is_initialized() else None
 
 
 def meet(place: Place, backend: str, environ: Mapping[str, str], limit: timedelta) -> None:
