@@ -1,16 +1,16 @@
 """Samples a second of run_qa on this machine, against the stock script or the recipe with every part off.
 
-    python -m tests.bench_speed [--laps 3] [--stock FOLDER] [--quality SEEDS] [--questions xquad.en.json]
+    python -m tests.bench_speed [--laps 3] [--stock FOLDER] [--quality SEED ...] [--questions xquad.en.json]
 
 Two ranks of one thread each, pinned to a core each, 12 questions a rank and step, windows of 384 tokens. The
 sides take turns, so that what else runs on the machine slows all of them; ratios are lap by lap. A second
 ratio is of the CPU seconds used, which other load changes less. The first 3 steps do not count in the first.
 
 `--stock` is a folder with run_qa.py, trainer_qa.py and utils_qa.py of transformers v5.23.0
-(examples/pytorch/question-answering), and needs a stack that has `datasets` and `evaluate`; its speed is its
-own train_samples_per_second, warm-up included, its arguments are STOCK. Without it the other side is the
-recipe with OFF: padding to 384, nn.Dropout, fp32 by MKL, DDP's own gradients, glibc's malloc, as the stock
-script has it.
+(examples/pytorch/question-answering), and needs `datasets` and `evaluate` in the stack or in that folder (of
+`evaluate` only load() is called, so a file evaluate.py whose load() returns None does). Its arguments are
+STOCK; METER measures it as the recipe measures itself. Without it the other side is the recipe with OFF:
+padding to 384, nn.Dropout, fp32 by MKL, DDP's own gradients, glibc's malloc, as the stock script has it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import socket
 import statistics
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from tests.command import built_stack
@@ -37,10 +38,46 @@ OFF = (
     *("--no_unpad", "--no_trim", "--no_cheap_dropout", "--no_balance", "--no_measure_precision"),
     *("--compress_gradients", "false", "--bf16", "false", "--train_sampling_strategy", "random"),
 )
+INEXACT = (
+    *("--no_cheap_dropout", "--compress_gradients", "false", "--bf16", "false"),
+    *("--train_sampling_strategy", "random"),
+)
+"""Without the parts that change more than rounding in fp32; the others change no figure, and save hours."""
 STOCK = (
     *("--do_train", "--max_seq_length", "384", "--doc_stride", "128", "--use_cpu", "--ddp_backend", "gloo"),
     *("--save_strategy", "no", "--report_to", "none", "--overwrite_cache"),
 )
+METER = """
+import json, runpy, sys, time
+from pathlib import Path
+from transformers import TrainerCallback, trainer
+
+class Meter(TrainerCallback):
+    def on_train_begin(self, args, state, control, **named):
+        self.cpu, self.warm = time.process_time(), time.perf_counter()
+
+    def on_step_end(self, args, state, control, **named):
+        if state.global_step == 3:
+            self.warm = time.perf_counter()
+        if state.global_step == state.max_steps and args.process_index == 0:
+            size = args.per_device_train_batch_size * args.world_size
+            rate = size * (state.max_steps - 3) / (time.perf_counter() - self.warm)
+            cpu = size * state.max_steps / (time.process_time() - self.cpu) / args.world_size
+            print("@stock", json.dumps({"samples_per_s": rate, "samples_per_cpu_s": cpu}), flush=True)
+
+trainer.DEFAULT_CALLBACKS.append(Meter)
+del sys.argv[0]
+sys.path[0] = str(Path(sys.argv[0]).parent)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs the stock script. CPU seconds are those of rank 0: all is padded, so the others have the same work."""
+MINILM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from arguments import ModelArguments
+from trainer import model_source
+print(model_source(ModelArguments()))
+"""
 DISTILBERT = """
 import sys
 from transformers import AutoTokenizer, DistilBertConfig, DistilBertForQuestionAnswering
@@ -78,16 +115,17 @@ class Found:
 class Bench:
     python: str
     folder: Path
-    model: str | None = None
+    model: str
+    recipe: Path = RECIPE
 
     def measure(self, side: Side, *more: str) -> Found:
         """One run of a side to its end."""
         output = Path(tempfile.mkdtemp(dir=self.folder))
-        script = side.stock / "run_qa.py" if side.stock else RECIPE
-        model = ("--model_name_or_path", self.model) if self.model else ()
+        script = ("-c", METER, str(side.stock / "run_qa.py")) if side.stock else (str(self.recipe),)
         size = ("--per_device_train_batch_size", str(BATCH), "--max_steps", str(side.steps))
+        model = ("--model_name_or_path", self.model)
         arguments = (*model, *size, *more, *side.arguments, "--output_dir", str(output))
-        command = [self.python, str(script), *arguments]
+        command = [self.python, *script, *arguments]
         ranks = [self._start(command, side, rank) for rank in range(len(side.cores))]
         ended = [wait(rank) for rank in ranks]
         text = ranks[0].args[-1]
@@ -99,6 +137,7 @@ class Bench:
             name: value for name, value in os.environ.items() if not name.startswith(("LD_", "MALLOC_"))
         }
         environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        environment |= {"HF_DATASETS_CACHE": str(self.folder / "datasets")}
         if len(side.cores) > 1:
             environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(side.cores))}
             environment |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -111,6 +150,15 @@ class Bench:
             return subprocess.Popen(
                 ["taskset", "-c", str(core), *command], env=environment, stdout=stream, stderr=stream
             )
+
+
+PLAIN = ("--no_unpad", "--no_cheap_dropout", "--compress_gradients", "false")
+PRETRAINING = (
+    Side("ours", (), (0, 1)),
+    Side("no unpad", ("--no_unpad",), (0, 1)),
+    Side("parts off", PLAIN, (0, 1)),
+    Side("parts off, fp32", (*PLAIN, "--no_measure_precision", "--bf16", "false"), (0, 1), 8, tcmalloc=False),
+)
 
 
 class _Port:
@@ -139,8 +187,8 @@ def wait(process: subprocess.Popen[bytes]) -> tuple[int, float]:
 def read(text: str, side: Side, peak_gib: float) -> Found:
     """What a run said of its speed: the recipe's events, or the stock script's own figure."""
     if side.stock:
-        (rate,) = re.findall(r"train_samples_per_second\D+([\d.]+)", text)[:1]
-        return Found(float(rate), 0.0, peak_gib, {})
+        measured = json.loads(text.split("@stock ")[1].splitlines()[0])  # a progress bar may stand before it
+        return Found(**measured, peak_gib=peak_gib, result={})
     events = [
         json.loads(line.split(" ", 1)[1]) for line in text.splitlines() if line.startswith("@clusterctl ")
     ]
@@ -220,33 +268,66 @@ def flat(article: Mapping[str, Any]) -> list[dict[str, object]]:
     ]
 
 
+def texts(questions: Path, folder: Path) -> tuple[str, ...]:
+    """Arguments that name a text: all paragraphs, a line each."""
+    articles = json.loads(questions.read_text())["data"]
+    lines = [paragraph["context"] for article in articles for paragraph in article["paragraphs"]]
+    (folder / "text.txt").write_text("".join(" ".join(line.split()) + "\n" for line in lines))
+    return "--train_file", str(folder / "text.txt"), "--text_cache", str(folder / "cache")
+
+
 def other_side(stock: Path | None) -> Side:
     if stock:
         return Side("stock run_qa", STOCK, (0, 1), 6, False, stock)
     return Side("all parts off", OFF, (0, 1), 6, False)
 
 
-def quality(bench: Bench, seeds: int, train: Path, validation: Path, steps: int) -> None:
-    """EM and F1 of both sides; padding is exact, so the other side only pads to the longest row."""
-    off = tuple(argument for argument in OFF if argument != "--no_trim")
-    sides = (Side("ours", (), (0, 1), steps), Side("all parts off", off, (0, 1), steps))
-    files = ("--train_file", str(train), "--validation_file", str(validation), "--learning_rate", "3e-4")
-    print("\n| side | seed | EM | F1 | loss |\n|---|--:|--:|--:|--:|")
-    for seed in range(seeds):
-        for side in sides:
-            found = bench.measure(side, *files, "--seed", str(seed)).result
-            scores = " | ".join(f"{found[name]:.2f}" for name in ("exact_match", "f1", "train_loss"))
-            print(f"| {side.name} | {seed} | {scores} |", flush=True)
+def quality(bench: Bench, seeds: Sequence[int], train: Path, validation: Path) -> None:
+    """EM and F1 of all parts on, and of those off that change more than rounding in fp32 (INEXACT).
+
+    Three epochs, one process each, two at a time.
+    """
+    files = ("--train_file", str(train), "--validation_file", str(validation))
+    files += ("--num_train_epochs", "3", "--learning_rate", "1e-4")
+    cores: SimpleQueue[int] = SimpleQueue()
+    for core in (0, 1):
+        cores.put(core)
+
+    def score(seed: int, name: str, arguments: tuple[str, ...]) -> tuple[str, Mapping[str, Any]]:
+        core = cores.get()
+        found = bench.measure(Side(name, arguments, (core,), -1), *files, "--seed", str(seed)).result
+        cores.put(core)
+        scores = " | ".join(f"{found[key]:.2f}" for key in ("exact_match", "f1", "train_loss"))
+        print(f"| {name} | {seed} | {scores} |", flush=True)
+        return name, found
+
+    print("\n| side | seed | EM | F1 | loss |\n|---|--:|--:|--:|--:|", flush=True)
+    with ThreadPoolExecutor(2) as pool:
+        sides = (("inexact parts off", INEXACT), ("ours", ()))
+        runs = [pool.submit(score, seed, *side) for seed in seeds for side in sides]
+    for name, _ in sides:
+        mine = [run.result()[1] for run in runs if run.result()[0] == name]
+        told = [spread(key, [found[key] for found in mine]) for key in ("exact_match", "f1")]
+        print(f"{name}, {len(mine)} seeds: {', '.join(told)}")
+
+
+def spread(name: str, values: Sequence[float]) -> str:
+    """The mean over seeds and its standard error.
+
+    >>> spread("f1", [40.0, 42.0])
+    'f1 41.0 +- 1.0'
+    """
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{name} {statistics.mean(values):.1f} +- {error:.1f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--laps", type=int, default=3)
     parser.add_argument("--stock", type=Path, help="folder with Hugging Face's run_qa.py")
-    parser.add_argument("--quality", type=int, default=0, metavar="SEEDS")
-    parser.add_argument("--quality_steps", type=int, default=120)
+    parser.add_argument("--quality", type=int, nargs="+", default=[], metavar="SEED")
     parser.add_argument("--questions", type=Path, default=XQUAD)
-    parser.add_argument("--only", choices=["minilm", "distilbert", "ranks", "quality"])
+    parser.add_argument("--only", choices=["minilm", "distilbert", "ranks", "pretraining", "quality"])
     options = parser.parse_args()
     if not options.questions.is_file():
         raise SystemExit(f"{options.questions}: no such file; give --questions a file in SQuAD's form")
@@ -255,7 +336,8 @@ def main() -> None:
         folder = Path(name)
         train, validation = halves(options.questions, folder)
         files = ("--do_train", "--train_file", str(train))
-        ours, bench = Side("ours", (), (0, 1)), Bench(python, folder)
+        minilm = subprocess.check_output([python, "-c", MINILM, str(RECIPE.parent)], text=True).split()[-1]
+        ours, bench = Side("ours", (), (0, 1)), Bench(python, folder, minilm)
         if options.only in (None, "minilm"):
             found = compare(bench, [ours, other_side(options.stock)], options.laps, *files)
             show("MiniLM-L6, two ranks of one core", found, other_side(options.stock).name)
@@ -269,8 +351,12 @@ def main() -> None:
             large = Bench(python, folder, str(model))
             found = compare(large, [ours, other_side(options.stock)], options.laps, *files)
             show("DistilBERT size, two ranks of one core", found, other_side(options.stock).name)
+        if options.only in (None, "pretraining"):
+            begin = Bench(python, folder, minilm, RECIPE.with_name("pretraining.py"))
+            found = compare(begin, PRETRAINING, options.laps, *texts(options.questions, folder))
+            show("Pretraining, MiniLM-L6, full rows of 128, two ranks of one core", found, "parts off")
         if options.quality:
-            quality(bench, options.quality, train, validation, options.quality_steps)
+            quality(bench, options.quality, train, validation)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import torch
 from index import Index, index_text, prepare_text
 from lanes import Deal, Order
 from mask_trainer import MaskedLoss, load_mask_tokenizer
+from parts import speed
 from pretrain import pretrain
 from pretraining_arguments import ArgumentsError, ModelArguments, parse
 from ranks import Place, SilentExit, UserError, report_error
@@ -348,6 +349,9 @@ def loss() -> None:
         nothing = masked_loss(model, {**batch, "labels": torch.full_like(labels, IGNORED)})
         assert nothing.item() == 0.0
         assert model(**batch).logits.shape == (3, 16, 200), "whole for who asks without labels"
+        speed.unpadded(speed.cheap_dropout(model), lambda _: None)
+        found = masked_loss(model, {**batch, "labels": labels})
+        assert torch.allclose(found, expected, rtol=1e-5), config.model_type
 
 
 def used(model, value):

@@ -77,8 +77,27 @@ def spans() -> None:
     assert (score.tolist(), first.tolist(), last.tolist()) == ([9.0, 4.0], [2, 5], [3, 5])
     row = Example("q", "?", "red fox", ("fox",), (4,))
     features = type("Two", (), {"examples": np.array([0, 0])})
-    found = Spans(np.array([1, 0]), np.array([3.0, 2.0]), np.array([4, 0]), np.array([7, 3]))
+    found = Spans(
+        np.array([1, 0]), np.array([3.0, 2.0]), np.array([4, 0]), np.array([7, 3]), np.array([1.0, 5.0])
+    )
     assert choose_answers([row, row], found, features) == ["fox", ""]
+
+
+def no_answer() -> None:
+    """A question without an answer is learnt at [CLS]; none is given where that is likelier by a threshold."""
+    row = Example("q", "Who?", "A red fox ran over the hill. " * 20, (), ())
+    features = tokenise([row], 0, load_tokenizer(ModelArguments()), Windows(64, 16))
+    assert len(features) > 1
+    assert not features.starts.any()
+    assert not features.ends.any()
+    texts = [Example(str(number), "?", "red fox", ("fox",), (4,)) for number in range(3)]
+    two_each = type("Six", (), {"examples": np.array([0, 0, 1, 1, 2, 2])})
+    scores, nulls = np.array([5.0, 4, 5, 4, 5, 4]), np.array([9.0, 4, 9, 8, 3, 9])
+    found = Spans(np.arange(6), scores, np.full(6, 4), np.full(6, 7), nulls)
+    # The least of a question's nulls counts: 4, 8 and 3 beside its best span's 5.
+    assert choose_answers(texts, found, two_each, 0.0) == ["fox", "", "fox"]
+    assert choose_answers(texts, found, two_each, 3.0) == ["fox", "fox", "fox"]
+    assert choose_answers(texts, found, two_each, -1.5) == ["", "", "fox"]
 
 
 def loss() -> None:
@@ -128,7 +147,6 @@ def wrong_arguments() -> None:
         "--ddp_backend nccl",
         "--do_eval --train_file t",
         "--dataset_name squad --train_file t",
-        "--version_2_with_negative",
         "--eval_strategy epoch",
         "stray",
     )
@@ -169,7 +187,17 @@ def refused_sizes(folder: str, *sizes: int) -> str:
 
 def parts() -> None:
     """All checks that need no trained model."""
-    checks = (windows, long_question, batches, spans, loss, old_spellings, defaults, wrong_arguments)
+    checks = (
+        windows,
+        long_question,
+        batches,
+        spans,
+        no_answer,
+        loss,
+        old_spellings,
+        defaults,
+        wrong_arguments,
+    )
     for check in (*checks, other_batches):
         check()
 

@@ -302,6 +302,10 @@ def models_dropout() -> None:
 
 def compressed_gradients() -> None:
     """Two ranks: DDP's means within bf16's noise, equal on both, and rows that no rank used stay zero."""
+    table, layer = torch.nn.Embedding(5000, 256), torch.nn.Linear(256, 5000)
+    assert speed.large_tables(torch.nn.Sequential(table, layer)) == {id(table.weight)}
+    layer.weight = table.weight
+    assert not speed.large_tables(torch.nn.Sequential(table, layer)), "every row has a gradient"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

@@ -111,6 +111,7 @@ def test_image_says_how_to_build_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     name = stack_named("native").name
     assert told["commands"][0] == f"docker build --tag clusterctl:{name} {tmp_path / 'image'}"
     assert (tmp_path / "image" / "recipe" / "question_answering.py").is_file()
+    assert (tmp_path / "image" / "lib" / "speed" / "__init__.py").is_file()
     assert image(tmp_path / "image") == 0  # the same again changes nothing
 
 

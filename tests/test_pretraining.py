@@ -224,6 +224,7 @@ def test_ranks_and_workers_train_one_model_and_a_restart_does_not_show(stack, te
     (result,) = only(events, "result")
     assert json.loads((one / "metrics.json").read_text()).items() <= result.items()
     assert (result["train_lines"], result["train_tokens"], result["train_rows"]) == (70, 840, 28)
+    assert (result["parts"], result["time"]["peak_share"] > 0) == (["unpad", "cheap dropout"], True)
     assert (result["steps_per_epoch"], result["steps"], result["empty_rows_per_epoch"]) == (2, 6, 4)
     assert result["perplexity"] < 30_000
     assert "70 lines: 28 rows in 2 steps an epoch" in " ".join(e["name"] for e in only(events, "phase"))

@@ -143,6 +143,24 @@ def test_best_of_several_answers_counts():
     assert squad.score_predictions([], []) == squad.Score(0.0, 0.0)
 
 
+def test_the_right_answer_to_a_question_that_has_none_is_none():
+    """Worked by hand from evaluate-v2.0.py."""
+    rows = [squad.Example("1", "?", "c", ("gold",), (0,))] + [squad.Example("2", "?", "c", (), ())] * 3
+    score = squad.score_predictions(rows, ["gold coins", "", "silver", "the"])
+    assert (score.exact_match, score.f1) == (50.0, pytest.approx(100 * (2 / 3 + 2) / 4))
+    assert (score.has_answer_exact, score.has_answer_f1) == (0.0, pytest.approx(200 / 3))
+    assert score.no_answer == pytest.approx(200 / 3)
+
+
+def test_questions_without_an_answer_are_kept_when_asked_for(tmp_path):
+    """Not those whose answer is misplaced: they do have one."""
+    good, moved = {"text": "red fox", "answer_start": 2}, {"text": "fox", "answer_start": 2}
+    content = {"data": nested(good)["data"] + nested(moved)["data"] + nested()["data"]}
+    examples = squad.read_examples(write(tmp_path, content), with_negative=True)
+    assert [row.answers for row in examples.rows] == [("red fox",), ()]
+    assert (examples.misplaced, examples.unanswered) == (1, 1)
+
+
 # --- the sample questions ----------------------------------------------------------------------
 
 
@@ -288,6 +306,36 @@ def test_short_run_reports_and_leaves_a_whole_output(single):
     assert (metrics["eval_questions"], metrics["steps"], metrics["dtype"]) == (11, 5, "fp32")
     assert metrics["train_features"] > 11, "long contexts give several windows"
     assert not list(output.glob(".*")), "nothing half written is left"
+
+
+@pytest.mark.stack
+@pytest.mark.stack
+def test_questions_without_an_answer_are_trained_and_scored(stack, tmp_path):
+    rows = [
+        {
+            **FLAT,
+            "id": str(number),
+            "answers": FOX_ANSWERS if number % 2 else {"text": [], "answer_start": []},
+        }
+        for number in range(8)
+    ]
+    path = write(tmp_path, rows)
+    arguments = (
+        "--train_file",
+        path,
+        "--validation_file",
+        path,
+        "--max_steps",
+        2,
+        "--version_2_with_negative",
+    )
+    events = run_ranks(stack, 1, *arguments, "--output_dir", tmp_path / "out")
+
+    (result,) = only(events, "result")
+    assert result["eval_questions"] == 8
+    assert {"has_answer_f1", "has_answer_exact", "no_answer"} <= set(result)
+    predictions = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert len(predictions) == 8
 
 
 @pytest.mark.stack

@@ -11,7 +11,10 @@ from tests.step_nodes import node as node
 pytestmark = needs_nodes
 
 CHANGED, OK, FAILED = Status.CHANGED, Status.OK, Status.FAILED
-FSTAB = "# static\nUUID=1-2 / ext4 defaults 0 1\n/dev/sdb1\t/mnt/databank  xfs noauto 0 0\n#nfs:/x /mnt/data nfs4 ro 0 0"
+FSTAB = (
+    "# static\nUUID=1-2 / ext4 defaults 0 1\n/dev/sdb1\t/mnt/databank  xfs noauto 0 0\n"
+    "#nfs:/x /mnt/data nfs4 ro 0 0"
+)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@
 3. libiomp5 is PyPI's intel-openmp, for x86 alone; without it the preload of that path would be refused by the
    loader with a line for every process, so elsewhere the path is a link to tcmalloc.
 4. The user has a number, since Kubernetes cannot know that a name is not root's.
+5. `speed` lies in lib, as on nodes: rank.py puts that on the Python path of every program.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ RUN useradd --uid {user} --create-home clusterctl \\
  && chown {user}:{user} {workspace}
 COPY --chown={user}:{user} rank.py {workspace}/rank.py
 COPY --chown={user}:{user} recipe {workspace}/recipe
-COPY --chown={user}:{user} speed {workspace}/speed
+COPY --chown={user}:{user} lib {workspace}/lib
 
 ENV PYTHONUNBUFFERED=1
 USER {user}
@@ -126,7 +127,7 @@ def _openmp(stack: Stack) -> str:
 def image_context(stack: Stack) -> Mapping[str, str]:
     """The build context: path -> text."""
     here = Path(__file__).parents[1]
-    folders = {"recipe": RECIPES_FOLDER, "speed": SPEED_FOLDER}
+    folders = {"recipe": RECIPES_FOLDER, "lib/speed": SPEED_FOLDER}
     code = {
         f"{name}/{path.relative_to(folder)}": path.read_text()
         for name, folder in folders.items()

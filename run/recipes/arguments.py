@@ -48,7 +48,12 @@ class DataArguments:
     n_best_size: int = field(default=20, metadata={"help": "Starts and ends looked at for an answer."})
     max_train_samples: int | None = field(default=None, metadata={"help": "Only the first questions."})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Only the first questions."})
-    version_2_with_negative: bool = field(default=False, metadata={"help": "Not supported yet."})
+    version_2_with_negative: bool = field(
+        default=False, metadata={"help": "SQuAD v2: some questions have no answer."}
+    )
+    null_score_diff_threshold: float = field(
+        default=0.0, metadata={"help": "How much more likely no answer must be than the best one."}
+    )
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace a model in output_dir."})
 
     @property
@@ -92,16 +97,11 @@ class RunArguments(TrainingArguments):
 
 
 @dataclass
-class SpeedArguments:
+class ModelSpeedArguments:
     """Parts of `speed` (docs/speed.md), each with its switch: --no_unpad and the like leave one out."""
 
     unpad: bool = field(default=True, metadata={"help": "Compute true tokens only."})
-    trim: bool = field(
-        default=True,
-        metadata={"help": "Pad batches to their longest row; without, to --max_seq_length (see --unpad)."},
-    )
     cheap_dropout: bool = field(default=True, metadata={"help": "Dropout masks from random words."})
-    balance: bool = field(default=True, metadata={"help": "Equal work for all ranks in each step."})
     measure_precision: bool = field(
         default=True, metadata={"help": "Multiply by what was measured fastest and is exact enough."}
     )
@@ -112,6 +112,17 @@ class SpeedArguments:
             "help": "Send of embeddings only used rows, and all as bf16; auto: as bf16 where trained in it.",
         },
     )
+
+
+@dataclass
+class SpeedArguments(ModelSpeedArguments):
+    """The same with those of batches, for recipes that choose what is in one."""
+
+    trim: bool = field(
+        default=True,
+        metadata={"help": "Pad batches to their longest row; without, to --max_seq_length (see --unpad)."},
+    )
+    balance: bool = field(default=True, metadata={"help": "Equal work for all ranks in each step."})
 
 
 SAMPLE_DEFAULTS = {
@@ -145,7 +156,6 @@ if WITH_IPEX:
 REFUSED = {
     "fp16": "CPUs train in bf16 or fp32",
     "fp16_full_eval": "CPUs compute in bf16 or fp32",
-    "version_2_with_negative": "questions without an answer are not supported yet",
     "do_predict": "use --do_eval: it writes predictions.json",
     "label_smoothing_factor": "the loss of this recipe has none",
     "load_best_model_at_end": "evaluation happens once, at the end",
@@ -195,14 +205,17 @@ def parse(argv: Sequence[str], place: Place) -> tuple[Namespace, list[str]]:
             **SAMPLE_DEFAULTS, per_device_train_batch_size=max(1, SAMPLE_GLOBAL_BATCH // place.world_size)
         )
         typed = parser.parse_args(list(argv))
-    warnings = replace_old(typed)
-    if getattr(typed, "use_ipex", False):
-        typed.unpad = typed.cheap_dropout = False
-        warnings.append(
-            "--use_ipex: without unpad and cheap_dropout, which reach into layers that IPEX replaces"
-        )
+    warnings = [*replace_old(typed), *yield_to_ipex(typed)]
     check(typed)
     return typed, warnings
+
+
+def yield_to_ipex(typed: Namespace) -> list[str]:
+    """Leave out, in place, the parts that IPEX does not go with; one warning if it is asked for."""
+    if not getattr(typed, "use_ipex", False):
+        return []
+    typed.unpad = typed.cheap_dropout = False
+    return ["--use_ipex: without unpad and cheap_dropout, which reach into layers that IPEX replaces"]
 
 
 def explain_unknown(argument: str, parser: Parser) -> str:

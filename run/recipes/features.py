@@ -139,8 +139,10 @@ def one_window(encoding, row: Example, number: int) -> Features:
 def answer_tokens(chars: np.ndarray, row: Example) -> tuple[int, int]:
     """First and last token of the first answer among tokens with these (start, end) characters.
 
-    (-1, -1) where they do not hold the whole answer.
+    (-1, -1) where they do not hold the whole answer, or there is none.
     """
+    if not row.starts:
+        return -1, -1
     start = row.starts[0]
     end = start + len(row.answers[0])
     if not len(chars) or chars[0, 0] > start or chars[-1, 1] < end:
@@ -324,21 +326,35 @@ def best_spans(
 
 @dataclass(frozen=True)
 class Spans:
-    """Best span of each of m features: number of the feature, score, characters in the context."""
+    """Best span of each of m features: number of the feature, score, characters in the context.
+
+    `nulls` is the score of no answer, which is that of the first token, [CLS].
+    """
 
     features: np.ndarray
     scores: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
+    nulls: np.ndarray
 
 
-def choose_answers(rows: Sequence[Example], spans: Spans, features: Features) -> list[str]:
-    """For each question the text of the best span of all its windows; "" where there is none."""
+def choose_answers(
+    rows: Sequence[Example], spans: Spans, features: Features, null_threshold: float = np.inf
+) -> list[str]:
+    """For each question the text of the best span of all its windows; "" where there is none.
+
+    Also "" where the least score of no answer, over all windows, is more than `null_threshold` above the best
+    span's, as in Hugging Face's run_qa.
+    """
     texts = [""] * len(rows)
-    best = np.full(len(rows), -np.inf)
+    best, nulls = np.full(len(rows), -np.inf), np.full(len(rows), np.inf)
     for at in np.argsort(spans.features, kind="stable"):
         number = features.examples[spans.features[at]]
+        nulls[number] = min(nulls[number], spans.nulls[at])
         if spans.scores[at] > best[number]:
             best[number] = spans.scores[at]
             texts[number] = rows[number].context[spans.starts[at] : spans.ends[at]]
-    return texts
+    return [
+        "" if null - score > null_threshold else text
+        for text, score, null in zip(texts, best, nulls, strict=True)
+    ]

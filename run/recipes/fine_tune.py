@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -177,7 +178,8 @@ def load_examples(split: str, data: DataArguments) -> Examples:
         if data.dataset_name:
             return load_hub_examples(split, data)
         named = data.train_file if split == "train" else data.validation_file
-        return read_examples(SAMPLE_FILES[split] if data.sample else Path(named).expanduser())
+        path = SAMPLE_FILES[split] if data.sample else Path(named).expanduser()
+        return read_examples(path, data.version_2_with_negative)
     except DataError as error:
         raise UserError(str(error)) from None
 
@@ -191,7 +193,7 @@ def load_hub_examples(split: str, data: DataArguments) -> Examples:
     datasets.disable_progress_bars()
     try:
         rows = datasets.load_dataset(data.dataset_name, data.dataset_config_name, split=split)
-        return select_examples(map(hub_example, rows), data.dataset_name)
+        return select_examples(map(hub_example, rows), data.dataset_name, data.version_2_with_negative)
     except DataError:
         raise
     except KeyError as error:
@@ -261,7 +263,7 @@ def train_model(trainer: AnswerTrainer, features: Features, place: Place) -> dic
     }
 
 
-def report_rates(trainer: AnswerTrainer, features: int, place: Place) -> dict[str, object]:
+def report_rates(trainer: TimedTrainer, features: int, place: Place) -> dict[str, object]:
     """This rank's summary as an event; the rates of all ranks together, and where the time went."""
     clock = trainer.clock
     mine = {
@@ -274,12 +276,11 @@ def report_rates(trainer: AnswerTrainer, features: int, place: Place) -> dict[st
     for rank, values in enumerate(from_all):
         place.emit("rank_summary", rank=rank, **values)
     together_per_s = sum(values["samples_per_s"] for values in from_all)
-    timed = isinstance(trainer, TimedTrainer)
     return {
         "train_s": max(values["train_s"] for values in from_all),
         "samples_per_s": round(together_per_s, 2),
         "epoch_s": round(features / max(together_per_s, 1e-9), 2),
-        **(where_time_went(clock.times, trainer.peaks, place) if timed else {}),
+        **where_time_went(clock.times, trainer.peaks, place),
     }
 
 
@@ -300,13 +301,13 @@ def evaluate(
     spans = join_spans(gather(place, predict(model, run, data, features, tokenizer, place)))
     if not place.leads:
         return {}
-    answers = choose_answers(rows, spans, features)
+    threshold = data.null_score_diff_threshold if data.version_2_with_negative else np.inf
+    answers = choose_answers(rows, spans, features, threshold)
     predictions = {row.id: answer for row, answer in zip(rows, answers, strict=True)}
     write_json(Path(run.output_dir) / "predictions.json", predictions)
-    score = score_predictions(rows, answers)
+    scores = asdict(score_predictions(rows, answers))
     return {
-        "exact_match": round(score.exact_match, 3),
-        "f1": round(score.f1, 3),
+        **{name: round(value, 3) for name, value in scores.items() if value is not None},
         "eval_questions": len(rows),
         "eval_features": len(features),
     }
@@ -337,7 +338,11 @@ def predict(
 
 
 EMPTY_SPANS = Spans(
-    np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    np.zeros(0, np.int64),
+    np.zeros(0, np.float32),
+    np.zeros(0, np.int64),
+    np.zeros(0, np.int64),
+    np.zeros(0, np.float32),
 )
 
 
@@ -359,7 +364,8 @@ def find_spans(
     found = scores.numpy() > -np.inf
     first_char = features.char_starts[offsets[numbers[found]] + first.numpy()[found]]
     last_char = features.char_ends[offsets[numbers[found]] + last.numpy()[found]]
-    return Spans(numbers[found], scores.numpy()[found], first_char, last_char)
+    nulls = (outputs.start_logits[:, 0].float() + outputs.end_logits[:, 0].float()).numpy()
+    return Spans(numbers[found], scores.numpy()[found], first_char, last_char, nulls[found])
 
 
 def join_spans(parts: Sequence[Spans]) -> Spans:
@@ -368,6 +374,7 @@ def join_spans(parts: Sequence[Spans]) -> Spans:
         np.concatenate([part.scores for part in parts]),
         np.concatenate([part.starts for part in parts]),
         np.concatenate([part.ends for part in parts]),
+        np.concatenate([part.nulls for part in parts]),
     )
 
 

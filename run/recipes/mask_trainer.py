@@ -10,15 +10,26 @@ from pathlib import Path
 
 import torch
 from amx_proof import proof_callbacks
+from arguments import ModelSpeedArguments
 from checkpoints import Interruption, save_batches, save_random_states
+from parts import speed
 from pretraining_arguments import ModelArguments, RunArguments
 from ranks import Place, UserError
 from rows import IGNORED
 from stream import Stream, keep
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
-from trainer import Clock, Progress, load_failed, load_options, load_tokenizer, model_source, set_dropout
-from transformers import AutoConfig, AutoModelForMaskedLM, Trainer, TrainerCallback
+from trainer import (
+    Clock,
+    Progress,
+    TimedTrainer,
+    load_failed,
+    load_options,
+    load_tokenizer,
+    model_source,
+    set_dropout,
+)
+from transformers import AutoConfig, AutoModelForMaskedLM, TrainerCallback
 
 STREAM = "stream.json"
 
@@ -127,16 +138,26 @@ class Bookmark(TrainerCallback):
         self.stream.begin_at(state.global_step)
 
 
-class MaskTrainer(Trainer):
+class MaskTrainer(TimedTrainer):
     """Trainer whose step is the mean over the masked tokens of the global batch, however ranks share it."""
 
     loss_is_scaled_for_ga = True
 
     def __init__(
-        self, model, tokenizer, run: RunArguments, stream: Stream, about: Mapping[str, object], place: Place
+        self,
+        model,
+        tokenizer,
+        run: RunArguments,
+        parts: ModelSpeedArguments,
+        stream: Stream,
+        about: Mapping[str, object],
+        place: Place,
     ):
-        self.clock, self.place, self.interruption = Clock(), place, Interruption(place)
+        self.clock, self.compress = Clock(), parts.compress_gradients
+        self.place, self.interruption = place, Interruption(place)
         self.about = about
+        self.work = speed.work_of(model.base_model)
+        self.head_work = speed.Work(speed.work_of(model).weights - self.work.weights, 0)
         callbacks = [Bookmark(stream), Progress(place, self.clock), self.interruption]
         callbacks += proof_callbacks(place)
         super().__init__(
@@ -154,8 +175,12 @@ class MaskTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         begun = time.perf_counter()
         loss = self.masked_loss(model, inputs)
-        rows = int((inputs["labels"] != IGNORED).any(dim=1).sum())
-        self.clock.add(rows, time.perf_counter() - begun)
+        masked = (inputs["labels"] != IGNORED).sum(1)
+        self.clock.add(int((masked > 0).sum()), time.perf_counter() - begun)
+        self.clock.times.worked(
+            self.work.training(inputs["attention_mask"].sum(1).tolist())
+            + self.head_work.training(masked.tolist())
+        )
         # DDP takes the mean over ranks. Nothing may be asked at all: of a text "[SEP]", in a batch of one.
         return loss * self.place.world_size / num_items_in_batch.clamp(min=1)
 

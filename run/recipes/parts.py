@@ -63,10 +63,10 @@ def attach(model: torch.nn.Module, compress: str, bf16: bool, times: speed.StepT
     is_ddp = isinstance(model, DistributedDataParallel)
     if not is_ddp or torch.distributed.get_backend(model.process_group) != "gloo":
         return []
-    if compress == "false":
+    half = compress == "true" or (compress == "auto" and bf16)
+    if compress == "false" or not (half or speed.large_tables(model)):
         speed.send_gradients(model, times)
         return []
-    half = compress == "true" or bf16
     speed.compress_gradients(model, torch.bfloat16 if half else torch.float32, times)
     return ["bf16 gradients" if half else "used rows only"]
 

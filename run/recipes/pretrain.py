@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from arguments import ModelSpeedArguments
 from checkpoints import find_checkpoint, require_same_batches
 from fine_tune import (
     Interrupted,
@@ -31,6 +32,7 @@ from mask_trainer import (
     load_mask_tokenizer,
     require_same_stream,
 )
+from parts import allocator, choose_arithmetic, quicken
 from pretraining_arguments import DataArguments, RunArguments, make_arguments, parse
 from ranks import Place, UserError, gather, join_group, together
 from rows import IGNORED, Cutter, MaskedRow, Masker, collate
@@ -48,19 +50,26 @@ def pretrain(argv: Sequence[str], place: Place) -> None:
     join_group(place, typed.ddp_backend, os.environ)
     for note in notes:
         place.emit("warning", text=note)
-    model_arguments, data, run = make_arguments(typed, bf16=choose_bf16(place, typed.bf16))
+    arithmetic = choose_arithmetic(
+        place, choose_bf16(place, typed.bf16), typed.bf16.lower() != "auto", typed.measure_precision
+    )
+    model_arguments, data, run, parts = make_arguments(typed, bf16=arithmetic.bf16)
     together(place, partial(prepare_output, run, data), only_rank_0=True)
     tokenizer = together(place, partial(load_mask_tokenizer, model_arguments))
     model = together(place, partial(load_mask_model, model_arguments, tokenizer, run.seed))
     cutter = together(place, partial(make_cutter, data, tokenizer, model, place))
     masker = Masker.of(tokenizer, data.mlm_probability)
-    metrics = describe(place, run)
+    used = quicken(model, parts.unpad, parts.cheap_dropout, place)
+    metrics = describe(place, run) | {"matmul": arithmetic.name, "allocator": allocator(os.environ)}
     if run.do_train:
         text = find_text("train", data, place)
         index = index_text(text, cutter, tokenizer, cache_folder(data.text_cache), place)
         together(place, partial(require_rows, index, data), only_rank_0=True)
         source = Source(text.blocks, cutter, masker)
-        metrics |= train_model(model, data, run, source, text, index, tokenizer, place)
+        trainer = make_trainer(model, data, run, parts, source, text, index, tokenizer, place)
+        trainer.peaks = arithmetic.peaks
+        metrics |= train_model(trainer, source.cutter, index, place)
+        metrics["parts"] = used + trainer.parts + ["ipex"] * getattr(run, "use_ipex", False)
         save_model(model, tokenizer, Path(run.output_dir), place)
     if run.do_eval:
         source = Source(find_text("validation", data, place).blocks, cutter, masker)
@@ -104,13 +113,17 @@ def require_rows(index: Index, data: DataArguments) -> None:
 # --- train -------------------------------------------------------------------------------------
 
 
-def train_model(
-    model, data: DataArguments, run: RunArguments, source: Source, text: Text, index: Index, tokenizer, place
-) -> dict[str, object]:
-    """Train in place; what it took. Writes log_history.json.
-
-    Raises Interrupted once a checkpoint was asked for and is whole.
-    """
+def make_trainer(
+    model,
+    data: DataArguments,
+    run: RunArguments,
+    parts: ModelSpeedArguments,
+    source: Source,
+    text: Text,
+    index: Index,
+    tokenizer,
+    place: Place,
+) -> MaskTrainer:
     freeze_idle(model, tokenizer.mask_token_id)
     stream = make_stream(run, source, index, tokenizer, place)
     about = {
@@ -120,11 +133,20 @@ def train_model(
         "line_by_line": data.line_by_line,
         "mlm_probability": data.mlm_probability,
     }
-    trainer = MaskTrainer(model, tokenizer, run, stream, about, place)
+    trainer = MaskTrainer(model, tokenizer, run, parts, stream, about, place)
     trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def train_model(trainer: MaskTrainer, cutter: Cutter, index: Index, place: Place) -> dict[str, object]:
+    """Train in place; what it took. Writes log_history.json.
+
+    Raises Interrupted once a checkpoint was asked for and is whole.
+    """
+    run, stream = trainer.args, trainer.train_dataset
     checkpoint = find_checkpoint(run.resume_from_checkpoint, Path(run.output_dir), place)
     if checkpoint is not None:
-        together(place, partial(require_same_stream, checkpoint, about), only_rank_0=True)
+        together(place, partial(require_same_stream, checkpoint, trainer.about), only_rank_0=True)
         sizes = (stream.deal.global_batch, stream.total, place.world_size)
         together(place, partial(require_same_batches, checkpoint, *sizes), only_rank_0=True)
     place.emit("phase", name=f"train on {tell(stream, index)}")
@@ -141,8 +163,8 @@ def train_model(
         "train_lines": int(index.lines.sum()),
         "train_tokens": int(index.tokens.sum()),
         "train_rows": stream.total,
-        "max_seq_length": source.cutter.length,
-        "fill": round(float(index.tokens.sum()) / (stream.total * source.cutter.room), 4),
+        "max_seq_length": cutter.length,
+        "fill": round(float(index.tokens.sum()) / (stream.total * cutter.room), 4),
         "steps_per_epoch": stream.steps,
         "empty_rows_per_epoch": stream.empty_rows,
         "steps": output.global_step,

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import arguments
-from arguments import REFUSED, ArgumentsError, explain_unknown, make_parser, replace_old
+from arguments import (
+    REFUSED,
+    ArgumentsError,
+    ModelSpeedArguments,
+    explain_unknown,
+    make_parser,
+    replace_old,
+    yield_to_ipex,
+)
 from ranks import Place
 
 
@@ -74,7 +82,7 @@ SAMPLE_DEFAULTS = {
 SAMPLE_GLOBAL_BATCH = 16
 """The same on 1, 2, 4, 8 and 16 ranks, so that their runs can be compared."""
 
-KINDS = (ModelArguments, DataArguments, RunArguments)
+KINDS = (ModelArguments, DataArguments, RunArguments, ModelSpeedArguments)
 POSITIVE = (
     "max_seq_length",
     "per_device_train_batch_size",
@@ -94,7 +102,7 @@ def parse(argv: Sequence[str], place: Place) -> tuple[Namespace, list[str]]:
         each = max(1, SAMPLE_GLOBAL_BATCH // place.world_size)
         parser.set_defaults(**SAMPLE_DEFAULTS, per_device_train_batch_size=each)
         typed = parser.parse_args(list(argv))
-    warnings = replace_old(typed)
+    warnings = [*replace_old(typed), *yield_to_ipex(typed)]
     check(typed)
     return typed, warnings
 
@@ -148,7 +156,9 @@ def check_tasks(typed: Namespace) -> None:
         typed.output_dir, typed.overwrite_output_dir = "run_pretraining-output", True
 
 
-def make_arguments(typed: Namespace, bf16: bool) -> tuple[ModelArguments, DataArguments, RunArguments]:
+def make_arguments(
+    typed: Namespace, bf16: bool
+) -> tuple[ModelArguments, DataArguments, RunArguments, ModelSpeedArguments]:
     """The dataclasses. Raises ArgumentsError for what TrainingArguments refuses."""
     values = {**vars(typed), "bf16": bf16, "ddp_backend": None, "output_dir": str(Path(typed.output_dir))}
     try:

@@ -22,7 +22,10 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Example:
-    """One question about one context. `starts` are character offsets of `answers` in `context`."""
+    """One question about one context. `starts` are character offsets of `answers` in `context`.
+
+    A question without answers cannot be answered from its context (SQuAD v2).
+    """
 
     id: str
     question: str
@@ -53,13 +56,13 @@ class Examples:
         return lines
 
 
-def read_examples(path: Path) -> Examples:
+def read_examples(path: Path, with_negative: bool = False) -> Examples:
     """Questions of a file.
 
     Raises DataError when the file is missing, empty, not JSON, not SQuAD's shape, or when no
-    question in it has a usable answer.
+    question in it can be used.
     """
-    return select_examples(parse_rows(read_text(path), str(path)), str(path))
+    return select_examples(parse_rows(read_text(path), str(path)), str(path), with_negative)
 
 
 def read_text(path: Path) -> str:
@@ -75,11 +78,12 @@ def read_text(path: Path) -> str:
     return text
 
 
-def select_examples(rows: Iterable[Example], name: str) -> Examples:
+def select_examples(rows: Iterable[Example], name: str, with_negative: bool = False) -> Examples:
     """Keep what can be learnt from and scored; count the rest.
 
     An answer whose text does not stand at its answer_start is dropped even where the text occurs
-    elsewhere: which occurrence was meant is not ours to guess.
+    elsewhere: which occurrence was meant is not ours to guess. With `with_negative` questions that have
+    no answer are kept; those whose answers were all dropped are not, since they do have one.
     """
     kept: list[Example] = []
     misplaced = unanswered = 0
@@ -90,6 +94,8 @@ def select_examples(rows: Iterable[Example], name: str) -> Examples:
         if standing:
             texts, starts = zip(*standing, strict=True)
             kept.append(Example(row.id, row.question, row.context, texts, starts))
+        elif with_negative and not row.answers:
+            kept.append(row)
         else:
             unanswered += 1
     if not kept:
@@ -226,22 +232,38 @@ def as_offset(value: object, what: str) -> int:
 
 @dataclass(frozen=True)
 class Score:
-    """Means over questions in percent."""
+    """Means over questions in percent; the last three as evaluate-v2.0.py names them, None in SQuAD v1.1."""
 
     exact_match: float
     f1: float
+    has_answer_exact: float | None = None
+    has_answer_f1: float | None = None
+    no_answer: float | None = None
 
 
 def score_predictions(examples: Sequence[Example], predictions: Sequence[str]) -> Score:
-    """SQuAD v1.1's scores: for each question the best over its true answers; 0 for no questions.
+    """SQuAD's scores: for each question the best over its true answers; 0 for no questions.
 
-    The rules are those of the official evaluate-v1.1.py.
+    The rules are those of the official evaluate-v1.1.py, and of evaluate-v2.0.py for questions without an
+    answer: right is only to give none.
     """
     pairs = list(zip(examples, predictions, strict=True))
-    exact = sum(best(exact_match, text, example.answers) for example, text in pairs)
-    f1 = sum(best(f1_score, text, example.answers) for example, text in pairs)
-    count = max(len(pairs), 1)
-    return Score(exact_match=100 * exact / count, f1=100 * f1 / count)
+    exact = [best(exact_match, text, example.answers) for example, text in pairs if example.answers]
+    f1 = [best(f1_score, text, example.answers) for example, text in pairs if example.answers]
+    silent = [float(not normalise_answer(text)) for example, text in pairs if not example.answers]
+    scores = Score(percent([*exact, *silent]), percent([*f1, *silent]))
+    if not silent:
+        return scores
+    return Score(scores.exact_match, scores.f1, percent(exact), percent(f1), percent(silent))
+
+
+def percent(values: Sequence[float]) -> float:
+    """Their mean; 0 for none.
+
+    >>> percent([1.0, 0.0]), percent([])
+    (50.0, 0.0)
+    """
+    return 100 * sum(values) / max(len(values), 1)
 
 
 def best(metric: Callable[[str, str], float], prediction: str, answers: Iterable[str]) -> float:

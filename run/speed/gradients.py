@@ -34,10 +34,19 @@ def compress_gradients(
     model: DistributedDataParallel, kind: torch.dtype = torch.bfloat16, times: StepTimes | None = None
 ) -> DistributedDataParallel:
     """The same DDP model, its gradients summed over ranks as `kind`. Before the first backward pass."""
-    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
-    large = frozenset(id(table) for table in tables if table.numel() >= TABLE_SIZE)
-    model.register_comm_hook(Wire(model.process_group, large, kind, times), average)
+    model.register_comm_hook(Wire(model.process_group, large_tables(model), kind, times), average)
     return model
+
+
+def large_tables(model: nn.Module) -> frozenset[int]:
+    """Embeddings (id of the weight) worth looking through for used rows: large, and no layer's weight too.
+
+    A model that guesses words multiplies with its table, so every row of it has a gradient.
+    """
+    modules = list(model.modules())
+    tied = {id(module.weight) for module in modules if isinstance(module, nn.Linear)}
+    tables = [module.weight for module in modules if isinstance(module, nn.Embedding)]
+    return frozenset(id(table) for table in tables if table.numel() >= TABLE_SIZE) - tied
 
 
 def send_gradients(model: DistributedDataParallel, times: StepTimes) -> DistributedDataParallel:
