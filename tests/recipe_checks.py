@@ -84,7 +84,7 @@ def spans() -> None:
 
 
 def no_answer() -> None:
-    """A question without an answer is learnt at [CLS]; none is given where that is likelier by a threshold."""
+    """A question without an answer is learnt at [CLS]; none is given where that is likelier."""
     row = Example("q", "Who?", "A red fox ran over the hill. " * 20, (), ())
     features = tokenise([row], 0, load_tokenizer(ModelArguments()), Windows(64, 16))
     assert len(features) > 1

@@ -101,6 +101,7 @@ def test_the_build_context_has_all_that_is_copied() -> None:
     copied = [line.split()[-2] for line in context["Dockerfile"].splitlines() if line.startswith("COPY")]
     for path in copied:
         assert path in context or any(name.startswith(f"{path}/") for name in context)
+    assert "recipe/sample_qa_train.json" in context
     assert "torch==" not in context["requirements.txt"]
     assert "transformers==" in context["requirements.txt"]
 

@@ -131,7 +131,8 @@ def image_context(stack: Stack) -> Mapping[str, str]:
     code = {
         f"{name}/{path.relative_to(folder)}": path.read_text()
         for name, folder in folders.items()
-        for path in sorted(folder.rglob("*.py"))
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".py", ".json")  # the sample questions are JSON
     }
     return {
         "Dockerfile": dockerfile(stack),

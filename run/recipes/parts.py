@@ -64,7 +64,8 @@ def attach(model: torch.nn.Module, compress: str, bf16: bool, times: speed.StepT
     if not is_ddp or torch.distributed.get_backend(model.process_group) != "gloo":
         return []
     half = compress == "true" or (compress == "auto" and bf16)
-    if compress == "false" or not (half or speed.large_tables(model)):
+    alone = model.process_group.size() == 1
+    if alone or compress == "false" or not (half or speed.large_tables(model)):
         speed.send_gradients(model, times)
         return []
     speed.compress_gradients(model, torch.bfloat16 if half else torch.float32, times)
