@@ -71,6 +71,7 @@ bench: setup
 	$(VENV)/pyinfra/bin/pip install -q --disable-pip-version-check 'pyinfra>=3.5'
 	$(BIN)/python -m tests.bench_playbook --laps 3
 	$(BIN)/python -m tests.bench_amx --laps 3
+	$(BIN)/python -m tests.bench_launch --laps 3
 	$(BIN)/python -m tests.bench_speed --laps 3
 	$(BIN)/python -m tests.bench_ec2 --laps 3
 

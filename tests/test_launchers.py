@@ -16,7 +16,7 @@ ROLL_CALL = """
 import os, pathlib, sys
 import beside
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
-print(beside.WORD, *(os.environ[name] for name in names), sys.argv[1:], len(os.sched_getaffinity(0)))
+print(beside.WORD, *(os.environ[name] for name in names), sys.argv[1:], *sorted(os.sched_getaffinity(0)))
 assert os.environ["MASTER_ADDR"] and os.environ["MASTER_PORT"]
 pathlib.Path("made").mkdir(exist_ok=True)
 pathlib.Path("made/by-" + os.environ["RANK"]).write_text("x")
@@ -62,9 +62,14 @@ def test_a_script_sees_the_same_whoever_starts_it_and_what_it_made_comes_back(cl
     path = script(ROLL_CALL)
     out = cluster.ok("train", path, "--launcher", launcher, "--ppn", "2", "--", "--lr", "a b")
 
-    told = sorted(re.findall(r"^\[(\d)\] hello (\d) (\d) 6 2 1 eth0 \['--lr', 'a b'\] \d+$", out, re.M))
-    assert [(prefix, rank) for prefix, rank, _ in told] == [(str(n), str(n)) for n in range(6)]
-    assert sorted(local for _, _, local in told) == list("000111")
+    told = re.findall(r"^\[(\d)\] hello (\d) (\d) 6 2 1 eth0 \['--lr', 'a b'\] (.+)$", out, re.M)
+    assert sorted((prefix, rank) for prefix, rank, _, _ in told) == [(str(n), str(n)) for n in range(6)]
+    # One thread each, and no CPU for two ranks of a node: what the ranks see, not what was planned.
+    masks = {local: {cpus for _, _, its, cpus in told if its == local} for local in "01"}
+    assert all(len(seen) == 1 for seen in masks.values())
+    first, second = ({*next(iter(seen)).split()} for seen in masks.values())
+    assert first
+    assert first.isdisjoint(second)
     output = run_folder(cluster) / "output"
     made = [str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()]
     assert len(made) == 2  # the head's two ranks; nothing that came from here
