@@ -141,6 +141,7 @@ STEPS = (
 )
 
 
+@pytest.mark.slow
 def test_the_recipe_trains_alike_under_both_and_goes_on_after_a_rank_was_killed(cluster):
     cluster.ok("train", "run_qa", "--nodes", "2", "--", *STEPS)
     whole = losses(cluster)

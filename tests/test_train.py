@@ -81,6 +81,7 @@ def test_a_dry_run_prints_the_whole_launch_and_starts_nothing(cluster):
     assert cluster.on("node1", "ls ~/.clusterctl/runs || true") == runs
 
 
+@pytest.mark.slow
 def test_two_nodes_and_one_give_the_same_losses(cluster, own):
     """The same global batch and the same ranks, wherever the ranks are: equal to the last bit printed."""
     cluster.ok("up", "--nodes", "2", "--yes")
