@@ -52,6 +52,7 @@ def test_an_environment_is_built_changed_and_mended(tmp_path, wheels):
     assert versions(path) == "first==2.0"
 
 
+@pytest.mark.slow
 def test_a_build_that_fails_or_is_killed_leaves_the_old_environment_and_the_next_one_clears_up(
     tmp_path, wheels
 ):
