@@ -7,6 +7,9 @@ plan.json beside it says what: launcher.agents is NODE -> argv, to be run in thi
 the others are reached; launcher.least is with how many of them the run still goes on. What a command may have
 left when its agent ends is ended with it, so nothing stays behind on a node whose head has gone.
 
+Where one is lost and enough are left, their ranks are ended, so that the agents meet anew: torch's own notice
+nothing while their ranks wait for a peer that does not answer.
+
 Reports an agent that is lost as `@clusterctl {"event": "agent_exit", "node": ..., "code": ...}`. Ends with 0
 when all commands did, else with the first other exit code; 128 + number after a signal.
 """
@@ -33,6 +36,7 @@ FOLDER = Path(__file__).resolve().parent
 GRACE_S = 3.0  # after the first failure, so that the others can tell of it in their own words
 STOP_GRACE_S = 10.0  # torchrun waits for its ranks, which have 5 s
 END = b""
+ANEW = b"anew\n"
 PR_SET_PDEATHSIG = 1
 
 # --- on the head -------------------------------------------------------------------------------
@@ -64,6 +68,12 @@ class Agent:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
+
+    def meet_anew(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(ANEW)
+            self._process.stdin.flush()
 
     def kill(self) -> None:
         self._process.kill()
@@ -113,6 +123,9 @@ class Agents:
             ).encode())  # fmt: skip
             if self._failed:
                 self._stop_at = min(self._stop_at, time.monotonic() + GRACE_S)
+            else:
+                for agent in self._running.values():
+                    agent.meet_anew()
 
     def _steer(self, now_s: float) -> None:
         if now_s >= self._stop_at:
@@ -165,12 +178,27 @@ def serve(launcher: Mapping[str, Any], node: str) -> int:
         write(f"{node}: {argv[0]} cannot be started: {error.strerror}\n".encode())
         return 127
     while child.poll() is None:
-        if select.select([0], [], [], 0.2)[0] and os.read(0, 4096) == END:
-            end(child)
+        if select.select([0], [], [], 0.2)[0]:
+            told = os.read(0, 4096)
+            if told == END:
+                end(child)
+            elif ANEW in told:
+                end_ranks(environment["CLUSTERCTL_RUN_ID"])
     # What torchrun started sits in sessions of its own, and ends with its rank.py.
     signal_group(child.pid, signal.SIGKILL)
     clean_up(launcher.get("cleanup", {}).get(node), environment)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def end_ranks(run_id: str) -> None:
+    """This node's ranks of the run; their agent starts them again, if it may."""
+    mark = f"CLUSTERCTL_RUN_ID={run_id}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes().split(b"\0")[1:3]
+            is_rank = any(Path(os.fsdecode(part)).name == "rank.py" for part in command)
+            if is_rank and mark in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGTERM)
 
 
 def filled_in(part: str) -> str:

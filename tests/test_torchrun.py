@@ -44,6 +44,7 @@ def test_plan_for_uneven_nodes():
         ({"nodes": "1:2", "launcher": "mpirun"}, "mpirun cannot go on with fewer; use torchrun"),
         ({"nodes": "two", "launcher": "mpirun"}, "a number, or under torchrun LEAST:MOST"),
         ({"nodes": "5", "launcher": "mpirun"}, "cluster demo has 2 nodes; `clusterctl up` adds more"),
+        ({"nodes": "1:2", "launcher": "torchrun"}, "add --restarts 3"),
         ({"restarts": 1, "launcher": "mpirun"}, "mpirun starts ranks once; add --launcher torchrun"),
     ],
 )
@@ -53,7 +54,9 @@ def test_a_range_that_is_none_is_refused(options, said):
 
 
 def test_a_range_is_the_first_nodes():
-    least, nodes = node_range(cluster(3), TrainOptions("run_qa", nodes="1:2", launcher="torchrun"))
+    least, nodes = node_range(
+        cluster(3), TrainOptions("run_qa", nodes="1:2", launcher="torchrun", restarts=1)
+    )
     assert (least, [node.name for node in nodes]) == (1, ["node1", "node2"])
 
 
@@ -74,7 +77,7 @@ def start_agents(tmp_path):
             "python": sys.executable,
             "ssh": [str(far)],
             "least": len(scripts) if least is None else least,
-            "environment": {"MARK": "here"},
+            "environment": {"MARK": "here", "CLUSTERCTL_RUN_ID": "one"},
             "agents": {node: ["sh", "-c", script] for node, script in scripts.items()},
         }
         (tmp_path / "plan.json").write_text(json.dumps({"launcher": launcher}))
@@ -125,6 +128,17 @@ def test_enough_that_are_left_go_on(start_agents):
     process = start_agents(least=1, n1="sleep 4; echo done", n2="exit 7")
     out, _ = process.communicate(timeout=20)
     assert (process.returncode, out.splitlines()[-1]) == (0, "done")
+
+
+def test_those_that_are_left_are_made_to_meet_anew(start_agents, tmp_path):
+    """Their ranks would wait for ever for one whose node is gone."""
+    (tmp_path / "rank.py").write_text("import time; print('a rank', flush=True); time.sleep(600)")
+    waits = f"{sys.executable} -u rank.py recipe.py; echo ended with $?"
+    out, _ = (process := start_agents(least=1, n1=waits, n2="sleep 1; exit 255")).communicate(timeout=20)
+
+    assert process.returncode == 0
+    assert out.splitlines()[0] == "a rank"
+    assert out.splitlines()[-1] == "ended with 143"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -160,6 +160,10 @@ def node_range(cluster: Cluster, options: TrainOptions) -> tuple[int, tuple[Node
         raise SettingsError(
             f"--nodes {options.nodes}: {options.launcher} cannot go on with fewer; use torchrun"
         )
+    if least < most and not options.restarts:
+        raise SettingsError(
+            f"--nodes {options.nodes}: to go on with fewer, ranks have to begin anew; add --restarts 3"
+        )
     if most > len(cluster.nodes):
         there = count(len(cluster.nodes), "node")
         raise SettingsError(
