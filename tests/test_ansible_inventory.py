@@ -445,6 +445,7 @@ def inventories(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @needs_ansible
+@pytest.mark.slow
 @settings(
     max_examples=10,
     deadline=None,
