@@ -428,8 +428,8 @@ def inventories(draw: st.DrawFn) -> dict[str, Any]:
     groups: dict[str, Any] = {}
     for name in draw(st.lists(st.sampled_from(order), min_size=1, max_size=6, unique=True)):
         below = order[order.index(name) + 1 :]
-        if name != "all":  # ansible-inventory leaves out the variables of hosts that are in both
-            below = [other for other in below if other != "ungrouped"]
+        if name != "all":  # ansible-inventory leaves out variables of hosts in `ungrouped` and another group
+            below = [other for other in below if other != "ungrouped" and name != "ungrouped"]
         hosts = draw(st.lists(st.sampled_from(("h1", "h2", "h3", "h[1:4]")), max_size=3, unique=True))
         values = {key: f"{key} of {name}" for key in draw(st.sets(st.sampled_from("xyz")))}
         if draw(st.booleans()) and name != "all":
