@@ -12,8 +12,30 @@ from provision.line import remove_line, set_line
 from provision.steps.texts import edit_text, parse_seen, read_probe, unified
 
 
+class _Edit:
+    """What the steps of this file share: a text is read, and what is wanted of it written back."""
+
+    path: str
+    owner: str
+    mode: str
+
+    @property
+    def probe(self) -> str:
+        return read_probe(self.path)
+
+    def diff(self, actual: str) -> str:
+        content = parse_seen(actual).content
+        return unified(content, self._wanted(content), self.path)
+
+    def apply(self, host: Host) -> None:
+        edit_text(host, self.path, self._wanted, self.owner, self.mode)
+
+    def _wanted(self, content: str) -> str:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Block:
+class Block(_Edit):
     """A managed block in a file; the rest of the file, and its owner and mode, stay as they are.
 
     `owner` and `mode` are for a file that does not exist yet. With `present=False` the block goes.
@@ -31,22 +53,11 @@ class Block:
     def name(self) -> str:
         return f"block {self.marker} in {self.path}"
 
-    @property
-    def probe(self) -> str:
-        return read_probe(self.path)
-
     def drift(self, actual: str) -> str | None:
         content = parse_seen(actual).content
         if self._wanted(content) == content:
             return None
         return "block missing or different" if self.present else "block is there"
-
-    def diff(self, actual: str) -> str:
-        content = parse_seen(actual).content
-        return unified(content, self._wanted(content), self.path)
-
-    def apply(self, host: Host) -> None:
-        edit_text(host, self.path, self._wanted, self.owner, self.mode)
 
     def _wanted(self, content: str) -> str:
         if not self.present:
@@ -55,7 +66,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Line:
+class Line(_Edit):
     """One line of a file; the rest of the file, and its owner and mode, stay as they are.
 
     `match` is a regular expression for the lines that this one takes the place of: the first that matches
@@ -84,10 +95,6 @@ class Line:
     def name(self) -> str:
         return f"line in {self.path}: {self.line}"
 
-    @property
-    def probe(self) -> str:
-        return read_probe(self.path)
-
     def drift(self, actual: str) -> str | None:
         content = parse_seen(actual).content
         if self._wanted(content) == content:
@@ -95,13 +102,6 @@ class Line:
         if not self.present:
             return "line is there"
         return "another line stands there" if self.match and self._matches(content) else "line missing"
-
-    def diff(self, actual: str) -> str:
-        content = parse_seen(actual).content
-        return unified(content, self._wanted(content), self.path)
-
-    def apply(self, host: Host) -> None:
-        edit_text(host, self.path, self._wanted, self.owner, self.mode)
 
     def _matches(self, content: str) -> bool:
         return any(re.search(self.match, line.removesuffix("\r")) for line in content.split("\n"))
