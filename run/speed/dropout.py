@@ -12,7 +12,6 @@ makes a run repeatable, and a checkpoint that keeps torch's state goes on with t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -177,8 +176,3 @@ class Masks:
             return draw_stock_mask(count, rate), 1 / (1 - rate)
         near = Rate.near(rate)
         return draw_mask(count, near), near.scale
-
-
-def rates(modules: Sequence[nn.Module]) -> tuple[float, ...]:
-    """What each dropout module drops now: its rate in training, else 0."""
-    return tuple(module.p if module.training else 0.0 for module in modules)

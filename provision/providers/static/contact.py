@@ -29,6 +29,7 @@ from provision.providers.static import look
 from provision.providers.static.host_keys import judge
 from provision.providers.static.meetings import Meeting, Meetings
 from provision.providers.static.originals import (
+    HOME_STORE,
     SUDO_MARK,
     Touched,
     keep,
@@ -209,7 +210,7 @@ class FirstContact:
         touched = [Touched(each.path.replace("~", seen.home, 1), each.kind) for each in touched_in_home()]
         if not seen.has_sudo_mark:  # our own use of sudo has left it meanwhile
             host.run("rm -f %s", SUDO_MARK.replace("~", seen.home, 1))
-        keep(host, keep_script(f"{seen.home}/.clusterctl/originals", self._stamp(meeting), touched))
+        keep(host, keep_script(f"{seen.home}/{HOME_STORE}", self._stamp(meeting), touched))
         # Read again: where the home is shared, another machine's contact may have written by now.
         encoded = host.run("[ ! -e ~/.ssh/authorized_keys ] || base64 -w 0 < ~/.ssh/authorized_keys").stdout
         now = base64.b64decode(encoded).decode(errors="surrogateescape")

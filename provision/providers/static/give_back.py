@@ -14,6 +14,7 @@ from provision.host import SshHost, quoted
 from provision.model import Cluster, Node
 from provision.providers import Given, Progress, Written
 from provision.providers.static.originals import (
+    HOME_STORE,
     ROOT_STORE,
     Plan,
     Store,
@@ -118,7 +119,7 @@ class Returning:
         return False
 
     def _homes_part(self, host: SshHost, home: str) -> tuple[str, ...]:
-        store_path = f"{home}/.clusterctl/originals"
+        store_path = f"{home}/{HOME_STORE}"
         touched = [Touched(each.path.replace("~", home, 1), each.kind) for each in touched_in_home()]
         written = {path.replace("~", home, 1): lines for path, lines in self._written.items()}
         store = self._leave(host, store_path, touched, sudo=False)

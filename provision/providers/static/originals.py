@@ -26,7 +26,7 @@ from provision.host import Host, quoted
 from provision.line import closed
 from provision.providers import Written
 
-HOME_STORE = "~/.clusterctl/originals"
+HOME_STORE = ".clusterctl/originals"  # in the home of the login user
 ROOT_STORE = "/var/lib/clusterctl/originals"
 
 # Debian's sudo leaves it in an administrator's home at the first success.
