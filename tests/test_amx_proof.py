@@ -17,6 +17,7 @@ from provision.inventory import read_inventory
 from run import recipes
 from run.events import Event, parse_line
 from run.job import TrainJob
+from run.launchers.common import Ground
 from run.launchers.mpirun import plan
 from run.program import recipe_program
 from run.proof import NodeProof, proof_lines, prove, was_asked, with_proof
@@ -42,12 +43,7 @@ def launch_plan(*, asked: bool = True):
     """Two nodes of two ranks each."""
     job, known = TrainJob(recipe_program("run_qa"), RUN_ID), facts(TWO_SOCKETS, TWO_SOCKETS)
     return plan(
-        with_proof(job) if asked else job,
-        cluster_of(2),
-        layouts(known),
-        known,
-        stack_dir="/opt/stack",
-        master_port=29500,
+        Ground(with_proof(job) if asked else job, cluster_of(2), layouts(known), known, "/opt/stack", 29500)
     )
 
 

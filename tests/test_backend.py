@@ -23,6 +23,7 @@ from run.backend import (
     with_ccl_workers,
 )
 from run.launchers import mpirun, torchrun
+from run.launchers.common import Ground
 from run.layout import LayoutSettings, RankLayout, lay_out, worker_cores
 from tests.run_cases import STACK, TWO_CORES, TWO_SOCKETS, cluster, facts, job, layouts
 from tests.test_layout import topology
@@ -135,7 +136,7 @@ def test_every_nodes_ranks_are_told_of_their_workers_and_interface(launcher):
     known = facts(TWO_SOCKETS, TWO_CORES)
     wanted = with_backend(job(), Backend("ccl"))
     wanted, made = with_ccl_workers(wanted, layouts(known), known)
-    planned = launcher.plan(wanted, cluster(2), made, known, stack_dir=STACK, master_port=29501)
+    planned = launcher.plan(Ground(wanted, cluster(2), made, known, STACK, 29501))
     about = json.loads(planned.files["plan.json"])
     interface = known["node1"].interface
     assert about["nodes"]["node1"]["environment"] == {

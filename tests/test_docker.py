@@ -13,8 +13,10 @@ import re
 import pytest
 
 from provision.errors import SettingsError
+from run.launchers.common import Ground
 from run.launchers.containers import ContainerSettings
 from run.launchers.docker import plan
+from run.launchers.torchrun import Elastic
 from tests.command import STACK
 from tests.golden import assert_golden
 from tests.local_nodes import needs_nodes
@@ -58,10 +60,8 @@ os.execvpe(args[1], args[1:], environment)
 
 def planned(settings: ContainerSettings):
     known = facts(TWO_SOCKETS, TWO_CORES)
-    return plan(
-        job(), cluster(2), layouts(known), known,
-        settings=settings, python="/stack/bin/python", master_port=29501, restarts=1, least_nodes=1,
-    )  # fmt: skip
+    ground = Ground(job(), cluster(2), layouts(known), known, "/stack", 29501)
+    return plan(ground, settings, Elastic(1, 1))
 
 
 def test_plan_for_docker() -> None:

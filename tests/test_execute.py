@@ -23,6 +23,7 @@ from provision.model import Node
 from run.events import Event
 from run.execute import RunOutcome, train
 from run.job import LaunchPlan, TrainJob
+from run.launchers.common import Ground
 from run.launchers.mpirun import plan as make_plan
 from run.program import recipe_program
 from tests.run_cases import RUN_ID, TWO_CORES, cluster, facts, layouts
@@ -203,7 +204,7 @@ class Bench:
     def plan(self, job: TrainJob) -> LaunchPlan:
         known = facts(TWO_CORES, TWO_CORES)
         stack_dir = str(self.folder / "stack")
-        return make_plan(job, cluster(2), layouts(known), known, stack_dir=stack_dir, master_port=1)
+        return make_plan(Ground(job, cluster(2), layouts(known), known, stack_dir, 1))
 
     def train(self, script: str, fake: Mapping[str, str] | None = None, **limits: float) -> RunOutcome:
         plan, job = self.prepare(script, **(fake or {}))

@@ -12,6 +12,7 @@ import pytest
 
 from provision.errors import SettingsError
 from run.job import LaunchPlan, TrainJob, make_job, new_run_id, shell_line, with_script_args
+from run.launchers.common import Ground
 from run.launchers.mpirun import plan
 from run.program import recipe_program
 from tests.golden import assert_golden
@@ -20,7 +21,7 @@ from tests.run_cases import RUN_ID, STACK, TWO_CORES, TWO_SOCKETS, cluster, fact
 
 def planned(count: int, *topologies: object, wanted: TrainJob | None = None) -> LaunchPlan:
     known = facts(*topologies)  # type: ignore[arg-type]
-    return plan(wanted or job(), cluster(count), layouts(known), known, stack_dir=STACK, master_port=29501)
+    return plan(Ground(wanted or job(), cluster(count), layouts(known), known, STACK, 29501))
 
 
 def test_plan_for_two_equal_nodes() -> None:
@@ -50,7 +51,7 @@ def test_users_of_different_names_each_run_it_in_their_own_home() -> None:
     nodes = (cluster(2).head, replace(cluster(2).nodes[1], user="ann"))
     theirs = replace(cluster(2), nodes=nodes)
 
-    made = plan(job(), theirs, layouts(known), known, stack_dir=STACK, master_port=29501)
+    made = plan(Ground(job(), theirs, layouts(known), known, STACK, 29501))
 
     node1, node2 = " ".join(made.argv).split(" : ")
     rank = f".clusterctl/runs/{RUN_ID}/rank.py"
@@ -86,7 +87,7 @@ def test_the_rendezvous_is_at_the_heads_mesh_address() -> None:
 def test_a_plan_without_the_head_is_refused() -> None:
     known = {"node2": facts(TWO_CORES, TWO_CORES)["node2"]}
     with pytest.raises(SettingsError, match="the head node1 must take part"):
-        plan(job(), cluster(2), layouts(known), known, stack_dir=STACK, master_port=1)
+        plan(Ground(job(), cluster(2), layouts(known), known, STACK, 1))
 
 
 def test_the_rendered_command_is_the_argv() -> None:

@@ -13,6 +13,7 @@ import pytest
 import run.program
 from provision.errors import SettingsError
 from run.job import make_job
+from run.launchers.common import Ground
 from run.launchers.mpirun import plan
 from run.parcel import LARGE_BYTES, parcel
 from run.program import find_program
@@ -113,7 +114,7 @@ def test_a_large_file_is_sent_once_to_those_that_lack_it(folder: Path) -> None:
         (folder / name).write_bytes(content)
     known = facts(TWO_CORES)
     wanted = replace(job(), uploads={"data": folder})
-    made = plan(wanted, cluster(1), layouts(known), known, stack_dir=STACK, master_port=1)
+    made = plan(Ground(wanted, cluster(1), layouts(known), known, STACK, 1))
 
     packet = parcel(made)
     (digest,) = packet.digests

@@ -15,7 +15,8 @@ import pytest
 from provision.errors import SettingsError
 from run.commands.launch import TrainOptions, node_range
 from run.events import Event
-from run.launchers.torchrun import plan
+from run.launchers.common import Ground
+from run.launchers.torchrun import Elastic, plan
 from run.watch import FAILURE_GRACE_S, Watch
 from tests.golden import assert_golden
 from tests.run_cases import STACK, TWO_CORES, TWO_SOCKETS, cluster, facts, job, layouts
@@ -26,10 +27,7 @@ AGENTS = Path(__file__).parents[1] / "run" / "agents.py"
 
 def planned(restarts: int = 0, least: int | None = None):
     known = facts(TWO_SOCKETS, TWO_CORES)
-    return plan(
-        job(), cluster(2), layouts(known), known,
-        stack_dir=STACK, master_port=29501, restarts=restarts, least_nodes=least,
-    )  # fmt: skip
+    return plan(Ground(job(), cluster(2), layouts(known), known, STACK, 29501), Elastic(restarts, least))
 
 
 def test_plan_for_uneven_nodes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from provision.model import Cluster
 from run.events import Event, parse_line
 from run.job import LaunchPlan
+from run.launchers.common import Ground
 from run.launchers.mpirun import plan
 from run.summary import summarise
 from run.watch import FAILURE_GRACE_S, READY_MARGIN_S, Watch
@@ -17,7 +18,7 @@ def made_plan() -> LaunchPlan:
     """Ranks 0 and 1 on node1, rank 2 on node2."""
     known = facts(TWO_SOCKETS, TWO_CORES)
     two: Cluster = cluster(2)
-    return plan(JOB, two, layouts(known), known, stack_dir=STACK, master_port=1)
+    return plan(Ground(JOB, two, layouts(known), known, STACK, 1))
 
 
 def watch(*events: Event, at_s: float = 1.0) -> Watch:

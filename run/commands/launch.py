@@ -26,7 +26,9 @@ from run.execute import RunOutcome
 from run.execute import train as execute
 from run.job import LaunchPlan, TrainJob, from_anywhere, make_job
 from run.launchers import docker, mpirun, torchrun
+from run.launchers.common import Ground
 from run.launchers.containers import ContainerSettings
+from run.launchers.torchrun import Elastic
 from run.layout import HEADINGS, LayoutSettings, NodeLayout, lay_out_all
 from run.preflight import check
 from run.program import find_program
@@ -97,7 +99,8 @@ def launch(options: TrainOptions, smoke: Smoke | None = None) -> RunOutcome | No
         stack_dir = stack.path
         ready = check(cluster, hosts, facts, job, stack_dir=stack_dir)
         job = _from_checkpoint(options, hosts, job)
-        made = _plan(options, job, cluster, layouts, facts, stack_dir, ready.master_port, least)
+        ground = Ground(job, cluster, layouts, facts, stack_dir, ready.master_port)
+        made = _plan(options, ground, least)
         if options.dry_run:
             _show_plan(made, as_json=options.as_json)
             return None
@@ -106,29 +109,15 @@ def launch(options: TrainOptions, smoke: Smoke | None = None) -> RunOutcome | No
         return _run(options, hosts, made, job, smoke)
 
 
-def _plan(
-    options: TrainOptions,
-    job: TrainJob,
-    cluster: Cluster,
-    layouts: Mapping[str, NodeLayout],
-    facts: Mapping[str, NodeFacts],
-    stack_dir: str,
-    master_port: int,
-    least_nodes: int,
-) -> LaunchPlan:
+def _plan(options: TrainOptions, ground: Ground, least_nodes: int) -> LaunchPlan:
     """What the launcher that was asked for makes of it. Raises SettingsError."""
+    elastic = Elastic(options.restarts, least_nodes)
     if options.launcher == "mpirun":
-        return mpirun.plan(job, cluster, layouts, facts, stack_dir=stack_dir, master_port=master_port)
+        return mpirun.plan(ground)
     if options.launcher == "torchrun":
-        return torchrun.plan(
-            job, cluster, layouts, facts, stack_dir=stack_dir,
-            master_port=master_port, restarts=options.restarts, least_nodes=least_nodes,
-        )  # fmt: skip
+        return torchrun.plan(ground, elastic)
     settings = read_settings(ContainerSettings, options.settings_file, options.settings, {})
-    return docker.plan(
-        job, cluster, layouts, facts, settings=settings, python=f"{stack_dir}/bin/python",
-        master_port=master_port, restarts=options.restarts, least_nodes=least_nodes,
-    )  # fmt: skip
+    return docker.plan(ground, settings, elastic)
 
 
 def parse_range(nodes: str) -> tuple[int, int]:

@@ -6,56 +6,38 @@ every other launcher; the image brings Python and torch (`clusterctl image`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from provision.facts import NodeFacts
-from provision.model import Cluster
-from run.job import RUNS_FOLDER, LaunchPlan, TrainJob
-from run.launchers.common import SYSTEM_PATH, rank_environment
+from run.job import RUNS_FOLDER, LaunchPlan
+from run.launchers.common import SYSTEM_PATH, Ground
 from run.launchers.containers import ContainerPlace, ContainerSettings, container_argv, removal_argv
-from run.launchers.torchrun import OWN_STORE, plan_agents, torchrun_argv
-from run.layout import NodeLayout
+from run.launchers.torchrun import OWN_STORE, Elastic, plan_agents, torchrun_argv
 
 AGENTS_USER = "{uid}:{gid}"
 """Filled in by agents.py on each node: what ranks write belongs to the user who fetches it."""
 
 
-def plan(
-    job: TrainJob,
-    cluster: Cluster,
-    layouts: Mapping[str, NodeLayout],
-    facts: Mapping[str, NodeFacts],
-    *,
-    settings: ContainerSettings,
-    python: str,
-    master_port: int,
-    restarts: int = 0,
-    least_nodes: int | None = None,
-) -> LaunchPlan:
-    """The plan for the nodes of the cluster that have a layout.
+def plan(ground: Ground, settings: ContainerSettings, elastic: Elastic) -> LaunchPlan:
+    """The plan for the nodes that take part. Raises SettingsError for settings that no engine can honour."""
+    run_id = ground.job.run_id
+    variables = {**ground.rank_environment, **OWN_STORE}
 
-    `python` is the nodes' own, for agents.py. Raises SettingsError for settings that no engine can honour.
-    """
-    variables = {**rank_environment(job, cluster, master_port), **OWN_STORE}
-    nodes = [node for node in cluster.nodes if node.name in layouts]
-
-    def start(number: int, name: str, nodes_range: str) -> tuple[str, ...]:
-        place = ContainerPlace(job.run_id, number, len(nodes), cluster.head.mesh_address, master_port)
-        folder = RUNS_FOLDER.replace("~", facts[name].home) + f"/{job.run_id}"
+    def start(number: int, node: str) -> tuple[str, ...]:
+        head = ground.cluster.head.mesh_address
+        place = ContainerPlace(run_id, number, len(ground.nodes), head, ground.master_port)
+        folder = RUNS_FOLDER.replace("~", ground.facts[node].home) + f"/{run_id}"
         ours = replace(_with_user(settings), volumes={folder: folder, **settings.volumes}, workdir=folder)
-        command = torchrun_argv(job, cluster, layouts[name], nodes_range, "python", master_port, restarts)
-        return container_argv(ours, layouts[name], place, command, variables)
+        command = torchrun_argv(ground, elastic, node, "python")
+        return container_argv(ours, ground.layouts[node], place, command, variables)
 
     return plan_agents(
-        job, cluster, layouts, facts, start,
+        ground,
+        elastic,
+        start,
         name="docker",
-        python=python,
-        environment={"PATH": SYSTEM_PATH, "CLUSTERCTL_RUN_ID": job.run_id},
-        cleanup={node.name: removal_argv(settings.engine, job.run_id, node.name) for node in nodes},
-        restarts=restarts,
-        least_nodes=least_nodes,
-    )  # fmt: skip
+        environment={"PATH": SYSTEM_PATH, "CLUSTERCTL_RUN_ID": run_id},
+        cleanup={node: removal_argv(settings.engine, run_id, node) for node in ground.nodes},
+    )
 
 
 def _with_user(settings: ContainerSettings) -> ContainerSettings:

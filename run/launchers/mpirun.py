@@ -18,87 +18,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from provision.facts import NodeFacts
-from provision.model import Cluster
-from run.job import RUNS_FOLDER, LaunchPlan, TrainJob
-from run.launchers.common import (
-    SSH_OPTIONS,
-    SYSTEM_PATH,
-    participants,
-    place_ranks,
-    plan_json,
-    rank_environment,
-    run_files,
-)
-from run.layout import NodeLayout
+from run.job import RUNS_FOLDER, LaunchPlan
+from run.launchers.common import SSH_OPTIONS, SYSTEM_PATH, Ground, plan_json, run_files
 
 
-def plan(
-    job: TrainJob,
-    cluster: Cluster,
-    layouts: Mapping[str, NodeLayout],
-    facts: Mapping[str, NodeFacts],
-    *,
-    stack_dir: str,
-    master_port: int,
-) -> LaunchPlan:
-    """The plan for the nodes of the cluster that have a layout.
-
-    `stack_dir` is the stack's prefix, the same on every node; `master_port` is free on the head.
-    Raises SettingsError when the head has no layout: rank 0 runs there.
-    """
-    nodes = participants(cluster, layouts)
-    ranks = place_ranks(nodes, layouts)
-    hosts_argv, hostfile = _hosts(cluster, nodes, layouts)
-    shared = rank_environment(job, cluster, master_port)
-    command = (
-        *(f"{stack_dir}/bin/python", f"{RUNS_FOLDER}/{job.run_id}/rank.py"),
-        *(*job.program.command, *job.script_args),
-    )
+def plan(ground: Ground) -> LaunchPlan:
+    """The plan for the nodes that take part. Raises SettingsError when the head is none of them."""
+    job, nodes = ground.job, ground.nodes
+    hosts_argv, hostfile = _hosts(ground)
+    command = (ground.python, f"{RUNS_FOLDER}/{job.run_id}/rank.py", *ground.command)
     everywhere = (
-        *("-iface", facts[nodes[0]].interface),
-        *(part for name, value in shared.items() for part in ("-genv", name, value)),
+        *("-iface", ground.facts[nodes[0]].interface),
+        *(part for name, value in ground.rank_environment.items() for part in ("-genv", name, value)),
     )
-    if len({facts[node].home for node in nodes}) == 1:
+    if len({ground.facts[node].home for node in nodes}) == 1:
         placed = (*hosts_argv, *everywhere, *command)
     else:
-        placed, hostfile = (*everywhere, *_by_node(cluster, nodes, layouts, facts, command)), {}
-    argv = (f"{stack_dir}/bin/mpirun", *placed)
-    environment = _launcher_environment(stack_dir)
+        placed, hostfile = (*everywhere, *_by_node(ground, command)), {}
+    argv = (f"{ground.stack_dir}/bin/mpirun", *placed)
+    environment = _launcher_environment(ground.stack_dir)
     launcher = {"argv": argv, "environment": environment}
-    files = {**hostfile, "plan.json": plan_json(job, nodes, ranks, facts, launcher)}
-    python = f"{stack_dir}/bin/python"
+    files = {**hostfile, "plan.json": plan_json(ground, launcher)}
     return LaunchPlan(
-        job.run_id, nodes, ranks, argv, environment, python, files, run_files(job), job.head_uploads
-    )
+        job.run_id, nodes, ground.ranks, argv, environment, ground.python, files, run_files(job),
+        job.head_uploads,
+    )  # fmt: skip
 
 
-def _hosts(
-    cluster: Cluster, nodes: tuple[str, ...], layouts: Mapping[str, NodeLayout]
-) -> tuple[tuple[str, ...], Mapping[str, str]]:
+def _hosts(ground: Ground) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """mpirun's arguments for where the ranks go, and the hostfile they need beside ~/hosts."""
-    counts = [layouts[node].ppn for node in nodes]
+    nodes = ground.nodes
+    counts = [ground.layouts[node].ppn for node in nodes]
     total = ("-n", str(sum(counts)))
-    if len(nodes) == len(cluster.nodes) and len(set(counts)) == 1:
+    if len(nodes) == len(ground.cluster.nodes) and len(set(counts)) == 1:
         return ("-f", "~/hosts", *total, "-ppn", str(counts[0])), {}
     text = "".join(f"{node}:{count}\n" for node, count in zip(nodes, counts, strict=True))
     return ("-machinefile", "hostfile", *total), {"hostfile": text}
 
 
-def _by_node(
-    cluster: Cluster,
-    nodes: tuple[str, ...],
-    layouts: Mapping[str, NodeLayout],
-    facts: Mapping[str, NodeFacts],
-    command: tuple[str, ...],
-) -> tuple[str, ...]:
+def _by_node(ground: Ground, command: tuple[str, ...]) -> tuple[str, ...]:
     """The command for each node, in its own home folder and as its own user."""
     parts: list[str] = []
-    for node in nodes:
-        home, user = facts[node].home, cluster.node(node).user
+    for node in ground.nodes:
+        home, user = ground.facts[node].home, ground.cluster.node(node).user
         own = ("-env", "HOME", home, "-env", "USER", user, "-env", "LOGNAME", user)
         words = (f"{home}{word[1:]}" if word.startswith("~/") else word for word in command)
-        parts += (":", "-host", node, "-n", str(layouts[node].ppn), *own, *words)
+        parts += (":", "-host", node, "-n", str(ground.layouts[node].ppn), *own, *words)
     return tuple(parts[1:])
 
 

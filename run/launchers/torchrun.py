@@ -16,112 +16,99 @@ What torch's agents do (torch 2.13, torch/distributed/elastic), and what follows
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from provision.errors import SettingsError
-from provision.facts import NodeFacts
-from provision.model import Cluster
-from run.job import LaunchPlan, TrainJob
-from run.launchers.common import (
-    SSH_OPTIONS,
-    SYSTEM_PATH,
-    participants,
-    place_ranks,
-    plan_json,
-    rank_environment,
-    run_files,
-)
-from run.layout import NodeLayout
+from run.job import LaunchPlan
+from run.launchers.common import SSH_OPTIONS, SYSTEM_PATH, Ground, plan_json, run_files
 
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-
-AgentCommand = Callable[[int, str, str], tuple[str, ...]]
-"""(number of the node, its name, "least:most" nodes) -> what starts its agent, in its run folder."""
+AGENTS = Path(__file__).parents[1] / "agents.py"
 
 
-def plan(
-    job: TrainJob,
-    cluster: Cluster,
-    layouts: Mapping[str, NodeLayout],
-    facts: Mapping[str, NodeFacts],
-    *,
-    stack_dir: str,
-    master_port: int,
-    restarts: int = 0,
-    least_nodes: int | None = None,
-) -> LaunchPlan:
-    """The plan for the nodes of the cluster that have a layout.
-
-    `restarts`: how often all ranks begin anew after one was lost. `least_nodes`: with how many nodes the run
-    goes on, all of them where None. Raises SettingsError when that is no range, or the head has no layout.
+@dataclass(frozen=True)
+class Elastic:
+    """`restarts`: how often all ranks begin anew after one was lost. `least_nodes`: with how many nodes a run
+    goes on, all of them where None.
     """
-    python = f"{stack_dir}/bin/python"
 
-    def start(number: int, node: str, nodes: str) -> tuple[str, ...]:
-        return torchrun_argv(job, cluster, layouts[node], nodes, python, master_port, restarts)
+    restarts: int = 0
+    least_nodes: int | None = None
 
+    def least(self, most: int) -> int:
+        """Raises SettingsError when that is no range."""
+        least = most if self.least_nodes is None else self.least_nodes
+        if not 1 <= least <= most:
+            raise SettingsError(f"{least}:{most} nodes is no range; give the smaller number first")
+        return least
+
+
+AgentCommand = Callable[[int, str], tuple[str, ...]]
+"""(number of the node, its name) -> what starts its agent, in its run folder."""
+
+
+def plan(ground: Ground, elastic: Elastic = Elastic()) -> LaunchPlan:
+    """The plan for the nodes that take part. Raises SettingsError when the head is none of them."""
     environment = {
-        "PATH": f"{stack_dir}/bin:{SYSTEM_PATH}",
+        "PATH": f"{ground.stack_dir}/bin:{SYSTEM_PATH}",
         **OWN_STORE,
-        **rank_environment(job, cluster, master_port),
+        **ground.rank_environment,
     }
     return plan_agents(
-        job, cluster, layouts, facts, start,
-        name="torchrun", python=python, environment=environment, restarts=restarts, least_nodes=least_nodes,
-    )  # fmt: skip
+        ground,
+        elastic,
+        lambda number, node: torchrun_argv(ground, elastic, node, ground.python),
+        name="torchrun",
+        environment=environment,
+    )
 
 
 def plan_agents(
-    job: TrainJob,
-    cluster: Cluster,
-    layouts: Mapping[str, NodeLayout],
-    facts: Mapping[str, NodeFacts],
+    ground: Ground,
+    elastic: Elastic,
     start: AgentCommand,
     *,
     name: str,
-    python: str,
     environment: Mapping[str, str],
-    restarts: int,
-    least_nodes: int | None,
     cleanup: Mapping[str, tuple[str, ...]] | None = None,
 ) -> LaunchPlan:
-    """A plan in which agents.py, run by `python`, starts one command a node.
+    """A plan in which agents.py starts one command a node.
 
     `cleanup` is run on a node after its agent, whatever came of that. Raises SettingsError as plan() does.
     """
-    nodes = participants(cluster, layouts)
-    least = len(nodes) if least_nodes is None else least_nodes
-    if not 1 <= least <= len(nodes):
-        raise SettingsError(f"{least}:{len(nodes)} nodes is no range; give the smaller number first")
-    argv = (python, "agents.py")
+    job, nodes = ground.job, ground.nodes
+    argv = (ground.python, "agents.py")
     launcher = {
-        "argv": argv, "environment": environment,
-        "python": python, "ssh": ("ssh", *SSH_OPTIONS), "least": least,
-        "agents": {node: start(number, node, f"{least}:{len(nodes)}") for number, node in enumerate(nodes)},
+        "argv": argv,
+        "environment": environment,
+        "python": ground.python,
+        "ssh": ("ssh", *SSH_OPTIONS),
+        "least": elastic.least(len(nodes)),
+        "agents": {node: start(number, node) for number, node in enumerate(nodes)},
         **({"cleanup": cleanup} if cleanup else {}),
-    }  # fmt: skip
-    ranks = place_ranks(nodes, layouts)
-    files = {"plan.json": plan_json(job, nodes, ranks, facts, launcher, renumbers=True)}
+    }
+    files = {"plan.json": plan_json(ground, launcher, renumbers=True)}
     # A checkpoint to go on from is rank 0's to have, and that may be anywhere.
-    uploads = {**run_files(job), "agents.py": Path(__file__).parents[1] / "agents.py", **job.head_uploads}
+    uploads = {**run_files(job), "agents.py": AGENTS, **job.head_uploads}
     return LaunchPlan(
-        job.run_id, nodes, ranks, argv, environment, python, files, uploads,
-        launcher=name, restarts=restarts,
+        job.run_id, nodes, ground.ranks, argv, environment, ground.python, files, uploads,
+        launcher=name, restarts=elastic.restarts,
     )  # fmt: skip
 
 
-def torchrun_argv(
-    job: TrainJob, cluster: Cluster, layout: NodeLayout, nodes: str, python: str, port: int, restarts: int
-) -> tuple[str, ...]:
-    """The command of one node's agent; `nodes` is "least:most"."""
-    is_head = layout.node == cluster.head.name
-    limit_s = f"{job.rendezvous_timeout_s:.0f}"
+def torchrun_argv(ground: Ground, elastic: Elastic, node: str, python: str) -> tuple[str, ...]:
+    """The command of one node's agent."""
+    head, most = ground.cluster.head, len(ground.nodes)
+    is_host = str(node == head.name).lower()
+    limit_s = f"{ground.job.rendezvous_timeout_s:.0f}"
     return (
         *(python, "-m", "torch.distributed.run"),
-        *("--nnodes", nodes, "--nproc-per-node", str(layout.ppn), "--max-restarts", str(restarts)),
-        *("--rdzv-id", job.run_id, "--rdzv-backend", "c10d"),
-        *("--rdzv-endpoint", f"{cluster.head.mesh_address}:{port}"),
-        *("--rdzv-conf", f"is_host={str(is_head).lower()},join_timeout={limit_s},read_timeout={limit_s}"),
-        *("--local-addr", cluster.node(layout.node).mesh_address, "--monitor-interval", "0.2"),
-        *("rank.py", *job.program.command, *job.script_args),
+        *("--nnodes", f"{elastic.least(most)}:{most}"),
+        *("--nproc-per-node", str(ground.layouts[node].ppn), "--max-restarts", str(elastic.restarts)),
+        *("--rdzv-id", ground.job.run_id, "--rdzv-backend", "c10d"),
+        *("--rdzv-endpoint", f"{head.mesh_address}:{ground.master_port}"),
+        *("--rdzv-conf", f"is_host={is_host},join_timeout={limit_s},read_timeout={limit_s}"),
+        *("--local-addr", ground.cluster.node(node).mesh_address, "--monitor-interval", "0.2"),
+        *("rank.py", *ground.command),
     )
