@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from playbooks.amx import judge
@@ -87,6 +88,7 @@ def launch(options: TrainOptions, smoke: Smoke | None = None) -> RunOutcome | No
     job = with_backend(_job(options), backend)
     _, cluster = standing_cluster(options.name)
     least, taking_part = node_range(cluster, options)
+    plan = _planner(options, least)
     with open_hosts(cluster) as all_hosts:
         hosts = [host for host in all_hosts if host.node in taking_part]
         facts = _facts(cluster, hosts)
@@ -99,8 +101,7 @@ def launch(options: TrainOptions, smoke: Smoke | None = None) -> RunOutcome | No
         stack_dir = stack.path
         ready = check(cluster, hosts, facts, job, stack_dir=stack_dir)
         job = _from_checkpoint(options, hosts, job)
-        ground = Ground(job, cluster, layouts, facts, stack_dir, ready.master_port)
-        made = _plan(options, ground, least)
+        made = plan(Ground(job, cluster, layouts, facts, stack_dir, ready.master_port))
         if options.dry_run:
             _show_plan(made, as_json=options.as_json)
             return None
@@ -109,15 +110,15 @@ def launch(options: TrainOptions, smoke: Smoke | None = None) -> RunOutcome | No
         return _run(options, hosts, made, job, smoke)
 
 
-def _plan(options: TrainOptions, ground: Ground, least_nodes: int) -> LaunchPlan:
-    """What the launcher that was asked for makes of it. Raises SettingsError."""
+def _planner(options: TrainOptions, least_nodes: int) -> Callable[[Ground], LaunchPlan]:
+    """The launcher that was asked for, its settings read before any node is. Raises SettingsError."""
     elastic = Elastic(options.restarts, least_nodes)
     if options.launcher == "mpirun":
-        return mpirun.plan(ground)
+        return mpirun.plan
     if options.launcher == "torchrun":
-        return torchrun.plan(ground, elastic)
+        return partial(torchrun.plan, elastic=elastic)
     settings = read_settings(ContainerSettings, options.settings_file, options.settings, {})
-    return docker.plan(ground, settings, elastic)
+    return partial(docker.plan, settings=settings, elastic=elastic)
 
 
 def parse_range(nodes: str) -> tuple[int, int]:
