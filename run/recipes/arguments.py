@@ -295,11 +295,11 @@ def check_tasks(typed: Namespace) -> None:
 
 
 def make_arguments(
-    typed: Namespace, bf16: bool
+    typed: Namespace, bf16: bool, parser: Parser | None = None
 ) -> tuple[ModelArguments, DataArguments, RunArguments, SpeedArguments]:
-    """The dataclasses. Raises ArgumentsError for what TrainingArguments refuses."""
+    """The dataclasses, of the parser's kinds. Raises ArgumentsError for what TrainingArguments refuses."""
     values = {**vars(typed), "bf16": bf16, "ddp_backend": None, "output_dir": str(Path(typed.output_dir))}
     try:
-        return make_parser().parse_dict(values)
+        return (parser or make_parser()).parse_dict(values)
     except (ValueError, TypeError) as error:
         raise ArgumentsError(" ".join(str(error).split())) from None

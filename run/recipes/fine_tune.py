@@ -8,7 +8,8 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
@@ -68,15 +69,7 @@ class Interrupted(SilentExit):
 def fine_tune(argv: Sequence[str], place: Place) -> None:
     """The whole recipe on one rank. Raises UserError, or SilentExit where another rank has said why."""
     quieten()
-    typed, notes = parse(argv, place)
-    join_group(place, typed.ddp_backend, os.environ)
-    for note in notes:
-        place.emit("warning", text=note)
-    arithmetic = choose_arithmetic(
-        place, choose_bf16(place, typed.bf16), typed.bf16.lower() != "auto", typed.measure_precision
-    )
-    model_arguments, data, run, parts = make_arguments(typed, bf16=arithmetic.bf16)
-    together(place, partial(prepare_output, run, data), only_rank_0=True)
+    arithmetic, (model_arguments, data, run, parts) = begin(parse(argv, place), make_arguments, place)
     train = read_examples_once("train", data, place) if run.do_train else None
     validation = read_examples_once("validation", data, place) if run.do_eval else None
     tokenizer = together(place, partial(load_tokenizer, model_arguments))
@@ -98,6 +91,23 @@ def fine_tune(argv: Sequence[str], place: Place) -> None:
     if place.leads:
         write_json(Path(run.output_dir) / "metrics.json", metrics)
     place.emit("result", **metrics)
+
+
+def begin(
+    parsed: tuple[Namespace, list[str]], make: Callable[..., tuple[object, ...]], place: Place
+) -> tuple[Arithmetic, tuple[object, ...]]:
+    """Meet the others, choose the precision, `make` the arguments of what was parsed, prepare the output."""
+    typed, notes = parsed
+    join_group(place, typed.ddp_backend, os.environ)
+    for note in notes:
+        place.emit("warning", text=note)
+    arithmetic = choose_arithmetic(
+        place, choose_bf16(place, typed.bf16), typed.bf16.lower() != "auto", typed.measure_precision
+    )
+    made = make(typed, bf16=arithmetic.bf16)
+    _, data, run, _ = made
+    together(place, partial(prepare_output, run, data), only_rank_0=True)
+    return arithmetic, made
 
 
 def quieten() -> None:

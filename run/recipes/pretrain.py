@@ -14,9 +14,8 @@ from arguments import ModelSpeedArguments
 from checkpoints import find_checkpoint, require_same_batches
 from fine_tune import (
     Interrupted,
-    choose_bf16,
+    begin,
     describe,
-    prepare_output,
     quieten,
     report_rates,
     save_model,
@@ -32,9 +31,9 @@ from mask_trainer import (
     load_mask_tokenizer,
     require_same_stream,
 )
-from parts import allocator, choose_arithmetic, quicken
+from parts import allocator, quicken
 from pretraining_arguments import DataArguments, RunArguments, make_arguments, parse
-from ranks import Place, UserError, gather, join_group, together
+from ranks import Place, UserError, gather, together
 from rows import IGNORED, Cutter, MaskedRow, Masker, collate
 from stream import Source, Stream
 from trainer import seed_dropout
@@ -46,15 +45,7 @@ LEAST_ROOM = 8
 def pretrain(argv: Sequence[str], place: Place) -> None:
     """The whole recipe on one rank. Raises UserError, or SilentExit where another rank has said why."""
     quieten()
-    typed, notes = parse(argv, place)
-    join_group(place, typed.ddp_backend, os.environ)
-    for note in notes:
-        place.emit("warning", text=note)
-    arithmetic = choose_arithmetic(
-        place, choose_bf16(place, typed.bf16), typed.bf16.lower() != "auto", typed.measure_precision
-    )
-    model_arguments, data, run, parts = make_arguments(typed, bf16=arithmetic.bf16)
-    together(place, partial(prepare_output, run, data), only_rank_0=True)
+    arithmetic, (model_arguments, data, run, parts) = begin(parse(argv, place), make_arguments, place)
     tokenizer = together(place, partial(load_mask_tokenizer, model_arguments))
     model = together(place, partial(load_mask_model, model_arguments, tokenizer, run.seed))
     cutter = together(place, partial(make_cutter, data, tokenizer, model, place))

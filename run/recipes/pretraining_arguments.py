@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import arguments
 from arguments import (
@@ -160,8 +159,4 @@ def make_arguments(
     typed: Namespace, bf16: bool
 ) -> tuple[ModelArguments, DataArguments, RunArguments, ModelSpeedArguments]:
     """The dataclasses. Raises ArgumentsError for what TrainingArguments refuses."""
-    values = {**vars(typed), "bf16": bf16, "ddp_backend": None, "output_dir": str(Path(typed.output_dir))}
-    try:
-        return make_parser(KINDS, "run_pretraining").parse_dict(values)
-    except (ValueError, TypeError) as error:
-        raise ArgumentsError(" ".join(str(error).split())) from None
+    return arguments.make_arguments(typed, bf16, make_parser(KINDS, "run_pretraining"))
