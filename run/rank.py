@@ -333,9 +333,16 @@ class Lookout:
 
     def look(self, now_s: float) -> None:
         """Where it is time to; `now_s` is monotonic."""
-        if now_s < self._next_s:
-            return
-        self._next_s = now_s + NOTICE_EVERY_S
+        if now_s >= self._next_s:
+            self._next_s = now_s + NOTICE_EVERY_S
+            self._look()
+
+    def look_last(self) -> None:
+        """At the script's end: another node's notice may have ended it before this node's was looked for."""
+        if self._next_s < float("inf"):
+            self._look()
+
+    def _look(self) -> None:
         notice = read_notice(self._path, time.time())
         if notice is None:
             return
@@ -446,6 +453,7 @@ class Supervisor:
             time.sleep(0.1)
             self._keep_time()
         kill_group(self._child.pid, signal.SIGKILL)
+        self._lookout.look_last()
         self._drain(pipe)
         code = self._child.returncode
         return code if code >= 0 else 128 - code
