@@ -73,6 +73,7 @@ bench: setup
 	$(BIN)/python -m tests.bench_amx --laps 3
 	$(BIN)/python -m tests.bench_launch --laps 3
 	$(BIN)/python -m tests.bench_speed --laps 3
+	$(BIN)/python -m tests.bench_links --laps 3
 	$(BIN)/python -m tests.bench_ec2 --laps 3
 
 clean:

@@ -88,6 +88,9 @@ class RunArguments(TrainingArguments):
     # All parameters get a gradient (see freeze_unused) and no buffer changes: nothing to search or send.
     ddp_find_unused_parameters: bool | None = field(default=False)
     ddp_broadcast_buffers: bool | None = field(default=False)
+    # torch's 25 leave the half of a MiniLM to the end of the backward pass, where nothing hides it: over a
+    # link of 1 Gbit/s all-reduce took 12 % of the time instead of 8 (docs/speed.md).
+    ddp_bucket_cap_mb: int | None = field(default=8, metadata={"help": "MB of gradients sent at once."})
     warmup_steps: float = field(default=0, metadata={"help": "Steps, or below 1 a share of all steps."})
 
     def __post_init__(self) -> None:
