@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from checkpoints import share_out
 from index import Index, index_text, prepare_text
 from lanes import Deal, Order
 from mask_trainer import MaskedLoss, load_mask_tokenizer
@@ -71,10 +72,10 @@ def prepared(blocks: Blocks, line_by_line: bool, length: int = 32) -> tuple[Sour
 
 
 def streams(source: Source, index: Index, ranks: int, workers: int, batch: int = 16, seed: int = 1):
-    """One for each rank, that make up a global batch of `batch` rows in micro-batches of 2."""
-    accumulation = batch // ranks // 2
+    """One for each rank, that make up a global batch of `batch` rows in micro-batches of 2 at most."""
+    sizes = share_out(batch, ranks, 2)
     for rank in range(ranks):
-        deal = Deal(ranks, rank, per_device=2, accumulation=accumulation)
+        deal = Deal(batch, ranks, rank, *sizes)
         yield Stream(source, deal, index.rows, seed, TOKENIZER.pad_token_id, workers)
 
 
@@ -112,7 +113,7 @@ def lines_once() -> None:
         assert sum(wanted.values()) == index.lines.sum() == index.rows.sum() == 207
         assert set(wanted.values()) == {1}
         first_steps = None
-        shapes = list(itertools.product((1, 2, 4), (0, 1, 3)))
+        shapes = list(itertools.product((1, 2, 3, 4), (0, 1, 3)))
         for (ranks, workers), (later_ranks, later_workers) in zip(shapes, reversed(shapes), strict=True):
             log = Path(folder) / f"{ranks}-{workers}"
             log.mkdir()
@@ -150,7 +151,7 @@ def run_steps(source, index, log, ranks, workers, epoch: int, first: int, last: 
             step = number // stream.deal.accumulation
             assert (batch is None) == (step < first)
             if batch is not None:
-                assert len(batch["input_ids"]) == 2
+                assert len(batch["input_ids"]) == stream.deal.per_device
                 found.setdefault(step, []).extend(TOKENIZER.decode(row[1:-1]) for row in unmasked(batch))
     return [sorted(found[step]) for step in sorted(found)]
 
@@ -370,7 +371,7 @@ def arguments() -> None:
     typed, said = parse(["--train_file", "a", "b", "--no_cuda", "--validation_file", "c"], Place())
     assert (typed.train_file, typed.validation_file, len(said)) == (["a", "b"], ["c"], 1)
     assert (typed.do_train, typed.do_eval) == (True, True)
-    typed, _ = parse([], Place(0, 4))
+    typed, _ = parse([], Place(0, 4, planned=4))
     assert (typed.per_device_train_batch_size, typed.do_train, typed.do_eval) == (4, True, True)
     wrong = (
         "--train_file",

@@ -6,13 +6,25 @@ PYTHONPATH=run/recipes STACK/bin/python tests/recipe_checks.py CHECK [ARGUMENT .
 import json
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 from arguments import ArgumentsError, ModelArguments, parse
-from checkpoints import chunks, require_same_batches, save_batches, ways_to
+from checkpoints import (
+    Start,
+    batch_to_keep,
+    chunks,
+    require_same_features,
+    save_batches,
+    settle,
+    share_out,
+    ways_to,
+)
 from features import Spans, Windows, best_spans, choose_answers, global_batches, rank_share, tokenise
 from ranks import Place, UserError
 from squad import Example
@@ -56,9 +68,18 @@ def batches() -> None:
     for grouped in (True, False):
         steps = global_batches(lengths, 12, (42, 1), grouped)
         assert sorted(np.concatenate(steps)) == list(range(101))
-        for ranks, per_device, accumulation in ((1, 12, 1), (2, 6, 1), (2, 3, 2), (4, 1, 3)):
+        deals = (
+            (1, 12, 1),
+            (2, 6, 1),
+            (2, 3, 2),
+            (4, 1, 3),
+            (5, *share_out(12, 5, 3)),
+            (7, *share_out(12, 7, 1)),
+        )
+        for (ranks, per_device, accumulation), balance in product(deals, (True, False)):
             for step in steps:
-                shares = [rank_share(step, lengths, ranks, r, per_device, accumulation) for r in range(ranks)]
+                sizes = (per_device, accumulation, balance)
+                shares = [rank_share(step, lengths, ranks, rank, *sizes) for rank in range(ranks)]
                 micro_batches = [keys for share in shares for keys in share]
                 assert {len(keys) for keys in micro_batches} == {per_device}
                 kept = [index for keys in micro_batches for index, weight in keys if weight]
@@ -130,7 +151,7 @@ def old_spellings() -> None:
 def defaults() -> None:
     """Without arguments: the sample questions, and the same global batch on any number of ranks."""
     for ranks in (1, 2, 4):
-        typed, warnings = parse([], Place(0, ranks))
+        typed, warnings = parse([], Place(0, ranks, planned=ranks))
         assert typed.per_device_train_batch_size * ranks == 16
         assert (typed.do_train, typed.do_eval, warnings) == (True, True, [])
 
@@ -168,18 +189,34 @@ def refusal(argv: list[str]) -> str:
 def other_batches() -> None:
     """A checkpoint of another global batch or other data is refused, with what would do."""
     with tempfile.TemporaryDirectory() as folder:
-        require_same_batches(folder, 16, 60, 2)
-        save_batches(Path(folder), 16, 60)
-        require_same_batches(folder, 16, 60, 2)
-        assert "per_device_train_batch_size 8" in refused_sizes(folder, 8, 60, 2)
-        assert "60 windows" in refused_sizes(folder, 16, 61, 2)
+        assert batch_to_keep(folder, 8, 2) == 16
+        save_batches(Path(folder), Start(None, 16, 4), 60)
+        assert batch_to_keep(folder, 8, 2) == 16
+        assert batch_to_keep(folder, 4, 3) == 16  # the same arguments on other ranks
+        require_same_features(folder, 60)
+        assert "per_device_train_batch_size 8" in refused(partial(batch_to_keep, folder, 3, 2))
+        assert "60 windows" in refused(partial(require_same_features, folder, 61))
     assert ways_to(16, 3) == "use 1, 2, 4, 8 or 16 ranks"
     assert [size >> 20 for size in chunks(130 << 20)] == [64, 64, 2]
 
 
-def refused_sizes(folder: str, *sizes: int) -> str:
+def a_checkpoint_comes_twice() -> None:
+    """Two nodes that share a home are brought the same one, each beside its place."""
+    with tempfile.TemporaryDirectory() as home:
+        place, asides = Path(home) / "checkpoint-2", [Path(home) / name for name in ("a", "b")]
+        for folder in (place, *asides):
+            folder.mkdir()
+            (folder / "model.safetensors").write_text(folder.name)
+        for folder in asides:
+            (folder / "trainer_state.json").write_text("{}")
+            settle(folder, place)
+            assert (place / "model.safetensors").read_text() == "a"
+            assert [path.name for path in Path(home).iterdir() if path.name == folder.name] == []
+
+
+def refused(require: Callable[[], object]) -> str:
     try:
-        require_same_batches(folder, *sizes)
+        require()
     except UserError as error:
         return str(error)
     return ""
@@ -198,7 +235,7 @@ def parts() -> None:
         defaults,
         wrong_arguments,
     )
-    for check in (*checks, other_batches):
+    for check in (*checks, other_batches, a_checkpoint_comes_twice):
         check()
 
 

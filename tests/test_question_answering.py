@@ -348,6 +348,20 @@ def test_two_ranks_train_as_one_process_does(stack, single, questions, tmp_path)
 
 
 @pytest.mark.stack
+def test_fewer_ranks_than_there_were_to_be_train_as_all_would(stack, single, questions, tmp_path):
+    """Two ranks of three: six rows a step in two micro-batches, which have room for eight."""
+    files = ("--train_file", questions, "--output_dir", "out", "--per_device_train_batch_size", 2)
+    nodes = [tmp_path / "a", tmp_path / "b"]
+    events = run_nodes(stack, nodes, *files, *STEPS, *CUT, CLUSTERCTL_RANKS="3")
+    assert losses(nodes[0] / "out") == pytest.approx(losses(single[0]), rel=1e-4)
+    assert (
+        only(events, "warning")[-1]["text"]
+        == "a step keeps its 6 rows on 2 ranks: 2 rows a rank in each of 2 micro-batches"
+    )
+    assert only(events, "result")[0]["global_batch"] == 6
+
+
+@pytest.mark.stack
 def test_two_ranks_give_the_answers_of_one(stack, single, questions, tmp_path):
     model, files = ("--model_name_or_path", single[0]), ("--validation_file", questions)
     events = run_ranks(stack, 2, *model, *files, *CUT, "--bf16", "false", "--output_dir", tmp_path)
@@ -399,6 +413,9 @@ def test_a_run_asked_for_a_checkpoint_goes_on_from_it_as_if_nothing_had_been(
     assert losses(nodes[0] / "out") == pytest.approx(losses(single[0]), rel=1e-4)
     assert len(losses(nodes[0] / "out")) == 5
     assert not list(nodes[0].glob("out/.*")), "nothing half written is left"
+
+    run_nodes(stack, nodes[1:], *files, *STEPS, *CUT, *again)  # the same arguments on one rank
+    assert losses(nodes[1] / "out") == pytest.approx(losses(single[0]), rel=1e-4)
 
 
 @pytest.mark.stack

@@ -206,7 +206,7 @@ def parse(argv: Sequence[str], place: Place) -> tuple[Namespace, list[str]]:
         raise ArgumentsError(explain_unknown(unknown[0], parser))
     if not (typed.dataset_name or typed.train_file or typed.validation_file):
         parser.set_defaults(
-            **SAMPLE_DEFAULTS, per_device_train_batch_size=max(1, SAMPLE_GLOBAL_BATCH // place.world_size)
+            **SAMPLE_DEFAULTS, per_device_train_batch_size=max(1, SAMPLE_GLOBAL_BATCH // place.planned)
         )
         typed = parser.parse_args(list(argv))
     warnings = [*replace_old(typed), *yield_to_ipex(typed)]

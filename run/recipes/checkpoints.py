@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from ranks import Place, UserError, gather, together
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainingArguments
 
 STATE = "trainer_state.json"
 """Trainer writes it last: without it a checkpoint was cut off."""
@@ -26,6 +27,54 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 BATCHES = "batches.json"
 REQUEST = "CLUSTERCTL_CHECKPOINT_REQUEST"
 CHUNK_BYTES = 64 << 20
+
+
+# --- where training begins ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    """`checkpoint` is what to go on from, None at the first step; a step has `global_batch` rows, on however
+    many ranks. `a_rank` is how many a rank was to have by the arguments.
+    """
+
+    checkpoint: str | None
+    global_batch: int
+    a_rank: int
+
+
+def find_start(run: TrainingArguments, place: Place) -> Start:
+    """Where to begin; the batch sizes of `run` become those of these ranks.
+
+    The ranks may be fewer than were asked for: under torchrun when a node was lost, or when a run is gone on
+    with on other nodes. They still train what was asked for: the global batch of all the ranks there were to
+    be, or that of the checkpoint. Raises UserError, SilentExit.
+    """
+    a_rank = run.per_device_train_batch_size * run.gradient_accumulation_steps
+    resumed = run.resume_from_checkpoint if run.do_train else "false"
+    checkpoint = find_checkpoint(resumed, Path(run.output_dir), place)
+    global_batch = a_rank * place.planned
+    if checkpoint is not None:
+        keep = partial(batch_to_keep, checkpoint, a_rank, place.planned)
+        global_batch = gather(place, together(place, keep, only_rank_0=True))[0]
+    if global_batch != a_rank * place.world_size:
+        sizes = share_out(global_batch, place.world_size, run.per_device_train_batch_size)
+        run.per_device_train_batch_size, run.gradient_accumulation_steps = sizes
+        told = f"{sizes[0]} rows a rank" + (f" in each of {sizes[1]} micro-batches" if sizes[1] > 1 else "")
+        place.emit(
+            "warning", text=f"a step keeps its {global_batch} rows on {place.world_size} ranks: {told}"
+        )
+    return Start(checkpoint, global_batch, a_rank)
+
+
+def share_out(global_batch: int, ranks: int, most: int) -> tuple[int, int]:
+    """Rows of a micro-batch, never more than `most`, and micro-batches a step; the last may have room left.
+
+    >>> share_out(48, 4, 12), share_out(48, 3, 12), share_out(48, 5, 12)
+    ((12, 1), (8, 2), (10, 1))
+    """
+    micro_batches = -(-global_batch // (ranks * most))
+    return -(-global_batch // (ranks * micro_batches)), micro_batches
 
 
 # --- which -------------------------------------------------------------------------------------
@@ -92,14 +141,25 @@ def spread(folder: Path, holders: Sequence[int], place: Place) -> None:
         for name, size in files:
             send_file(folder / name, size, source, group)
     elif place.rank in lacking:
-        aside = folder.with_name(f".{folder.name}.coming")
+        aside = folder.with_name(f".{folder.name}.for-rank-{place.rank}")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         for name, size in files:
             receive_file(aside / name, size, source, group)
-        shutil.rmtree(folder, ignore_errors=True)  # cut off
-        aside.replace(folder)
+        settle(aside, folder)
     gather(place, None)  # a node's other ranks may look for it now
+
+
+def settle(aside: Path, folder: Path) -> None:
+    """The folder that came takes its place, in which another node that has the same home may be quicker."""
+    if not is_whole(folder):
+        shutil.rmtree(folder, ignore_errors=True)  # cut off
+        try:
+            aside.replace(folder)
+        except OSError:
+            if not is_whole(folder):
+                raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def list_files(folder: Path) -> list[tuple[str, int]]:
@@ -149,27 +209,40 @@ def save_random_states(folder: Path, place: Place, writes: bool) -> None:
         torch.save(state, folder / name)
 
 
-def save_batches(folder: Path, global_batch: int, features: int) -> None:
-    (folder / BATCHES).write_text(json.dumps({"global_batch": global_batch, "features": features}) + "\n")
+def save_batches(folder: Path, start: Start, features: int) -> None:
+    about = {"global_batch": start.global_batch, "a_rank": start.a_rank, "features": features}
+    (folder / BATCHES).write_text(json.dumps(about) + "\n")
 
 
-def require_same_batches(folder: str, global_batch: int, features: int, ranks: int) -> None:
-    """A step of the checkpoint must be a step of this run: else it would go on at another place in the data.
-
-    Raises UserError. A checkpoint that does not say is taken as it is.
-    """
+def read_batches(folder: str) -> dict[str, int]:
+    """Nothing of a checkpoint that does not say, and is taken as it is."""
     path = Path(folder) / BATCHES
-    before = json.loads(path.read_text()) if path.is_file() else {}
-    if before.get("features", features) != features:
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def batch_to_keep(folder: str, a_rank: int, ranks: int) -> int:
+    """The global batch to go on with: a step of the checkpoint must be a step of this run.
+
+    It is kept on other ranks than it was made on, where each was to have as many rows. Raises UserError where
+    other batches are asked for.
+    """
+    before = read_batches(folder)
+    wanted = before.get("global_batch", a_rank * ranks)
+    if wanted != a_rank * ranks and before.get("a_rank") != a_rank:
         raise UserError(
-            f"{folder} was made from {before['features']} windows, there are {features} now: give the same "
-            "questions and --max_seq_length, or begin anew"
-        )
-    wanted = before.get("global_batch", global_batch)
-    if wanted != global_batch:
-        raise UserError(
-            f"{folder} has a global batch of {wanted}, {ranks} ranks make one of {global_batch}: "
+            f"{folder} has a global batch of {wanted}, {ranks} ranks make one of {a_rank * ranks}: "
             + ways_to(wanted, ranks)
+        )
+    return wanted
+
+
+def require_same_features(folder: str, features: int) -> None:
+    """Else it would go on at another place in the data. Raises UserError."""
+    before = read_batches(folder).get("features", features)
+    if before != features:
+        raise UserError(
+            f"{folder} was made from {before} windows, there are {features} now: give the same questions and "
+            "--max_seq_length, or begin anew"
         )
 
 

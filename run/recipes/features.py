@@ -187,7 +187,7 @@ def rank_share(
     """One rank's micro-batches of a step: `accumulation` lists of `per_device` keys.
 
     Features go to the ranks in turn from long to short, or where `balance` in shares of equal work, so
-    that no rank waits for another. A batch of n features fewer than a full one is filled up with its
+    that no rank waits for another. Where a batch of n features leaves room, it is filled up with its
     shortest at weight 0. The weight ranks / n makes DDP's mean over ranks of each rank's weighted sum
     the mean over the n features.
     """
@@ -232,8 +232,11 @@ class TrainBatches:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How features are dealt: `per_device` a rank and micro-batch, `accumulation` micro-batches a step."""
+    """How `global_batch` features a step are dealt: `per_device` a rank and micro-batch, `accumulation`
+    micro-batches a step. Ranks may have room for more.
+    """
 
+    global_batch: int
     ranks: int
     rank: int
     per_device: int
@@ -241,10 +244,6 @@ class BatchPlan:
     seed: int
     group_by_length: bool
     balance: bool = False
-
-    @property
-    def global_batch(self) -> int:
-        return self.ranks * self.per_device * self.accumulation
 
 
 # --- batches -----------------------------------------------------------------------------------

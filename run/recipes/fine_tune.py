@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from arguments import DataArguments, RunArguments, SpeedArguments, make_arguments, parse
-from checkpoints import find_checkpoint, require_same_batches
+from checkpoints import Start, find_start, require_same_features
 from features import (
     Features,
     FeatureSet,
@@ -77,10 +77,12 @@ def fine_tune(argv: Sequence[str], place: Place) -> None:
     used = quicken(model, parts.unpad, parts.cheap_dropout, place)
     place.emit("phase", name="tokenise")
     windows = choose_windows(data, tokenizer, place)
-    metrics = describe(place, run) | {"matmul": arithmetic.name, "allocator": allocator(os.environ)}
+    start = find_start(run, place)
+    metrics = describe(place, run, start) | {"matmul": arithmetic.name, "allocator": allocator(os.environ)}
+    place.emit("setup", **metrics)
     if train is not None:
         features = tokenise_together(train, tokenizer, windows, place)
-        trainer = make_trainer(model, run, parts, features, tokenizer, windows, arithmetic, place)
+        trainer = make_trainer(model, run, parts, features, tokenizer, windows, arithmetic, place, start)
         metrics |= train_model(trainer, features, place)
         metrics["parts"] = used + ["balance"] * parts.balance + trainer.parts
         metrics["parts"] += ["ipex"] * getattr(run, "use_ipex", False)
@@ -131,11 +133,11 @@ def choose_bf16(place: Place, wanted: str) -> bool:
     return wanted.lower() == "true" or (wanted.lower() == "auto" and all(capable))
 
 
-def describe(place: Place, run: RunArguments) -> dict[str, object]:
+def describe(place: Place, run: RunArguments, start: Start) -> dict[str, object]:
     """What must be known to compare this run with others."""
     return {
         "world_size": place.world_size,
-        "global_batch": place.world_size * run.per_device_train_batch_size * run.gradient_accumulation_steps,
+        "global_batch": start.global_batch,
         "dtype": "bf16" if run.bf16 else "fp32",
         "seed": run.seed,
         "threads": torch.get_num_threads(),
@@ -236,9 +238,10 @@ def make_trainer(
     windows: Windows,
     arithmetic: Arithmetic,
     place: Place,
+    start: Start,
 ) -> AnswerTrainer:
     freeze_unused(model, tokenizer.pad_token_id or 0)
-    trainer = AnswerTrainer(model, run, parts, features, tokenizer, place, windows.max_seq_length)
+    trainer = AnswerTrainer(model, run, parts, features, tokenizer, place, windows.max_seq_length, start)
     trainer.peaks = arithmetic.peaks
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -250,10 +253,9 @@ def train_model(trainer: AnswerTrainer, features: Features, place: Place) -> dic
     Raises Interrupted once a checkpoint was asked for and is whole.
     """
     run, output_dir = trainer.args, Path(trainer.args.output_dir)
-    checkpoint = find_checkpoint(run.resume_from_checkpoint, output_dir, place)
+    checkpoint = trainer.start.checkpoint
     if checkpoint is not None:
-        sizes = (trainer.plan.global_batch, len(features), place.world_size)
-        together(place, partial(require_same_batches, checkpoint, *sizes), only_rank_0=True)
+        together(place, partial(require_same_features, checkpoint, len(features)), only_rank_0=True)
     place.emit("phase", name="train")
     seed_dropout(run.seed, place.rank)
     output = trainer.train(resume_from_checkpoint=checkpoint)

@@ -24,6 +24,7 @@ from text import (
     Blocks,
     Rounds,
     TextError,
+    beside,
     block_bytes,
     digest,
     find_files,
@@ -146,7 +147,9 @@ def write_sample(split: str, target: Path, place: Place) -> None:
     text = "".join(f"{paragraph}\n\n" for paragraph in dict.fromkeys(paragraphs))
     if not (target.exists() and target.read_text(encoding="utf-8") == text):
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        aside = beside(target)
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(target)
 
 
 # --- its index ---------------------------------------------------------------------------------
@@ -206,7 +209,7 @@ def load_table(path: Path, blocks: int) -> np.ndarray | None:
 def save_table(path: Path, table: np.ndarray) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = beside(path)
     with aside.open("wb") as file:
         np.save(file, table)
     aside.replace(path)

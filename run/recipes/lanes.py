@@ -27,20 +27,22 @@ BLOCKS, ROWS, MASKS = 1, 2, 3
 
 @dataclass(frozen=True)
 class Deal:
-    """How rows are dealt: `per_device` a rank and micro-batch, `accumulation` micro-batches a step."""
+    """How `global_batch` rows a step are dealt: `per_device` a rank and micro-batch, `accumulation`
+    micro-batches a step. Ranks may have room for more.
+    """
 
+    global_batch: int
     ranks: int
     rank: int
     per_device: int
     accumulation: int
 
-    @property
-    def global_batch(self) -> int:
-        return self.ranks * self.per_device * self.accumulation
-
     def lanes(self) -> range:
-        """This rank's lanes: `per_device` for each micro-batch of a step, one after the other."""
-        return range(self.rank, self.global_batch, self.ranks)
+        """This rank's lanes: `per_device` for each micro-batch of a step, one after the other.
+
+        Those from `global_batch` on have no rows.
+        """
+        return range(self.rank, self.ranks * self.per_device * self.accumulation, self.ranks)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from amx_proof import proof_callbacks
 from arguments import ModelSpeedArguments
-from checkpoints import Interruption, save_batches, save_random_states
+from checkpoints import Interruption, Start, save_batches, save_random_states
 from parts import speed
 from pretraining_arguments import ModelArguments, RunArguments
 from ranks import Place, UserError
@@ -152,10 +152,11 @@ class MaskTrainer(TimedTrainer):
         stream: Stream,
         about: Mapping[str, object],
         place: Place,
+        start: Start,
     ):
         self.clock, self.compress = Clock(), parts.compress_gradients
         self.place, self.interruption = place, Interruption(place)
-        self.about = about
+        self.about, self.start = about, start
         self.work = speed.work_of(model.base_model)
         self.head_work = speed.Work(speed.work_of(model).weights - self.work.weights, 0)
         callbacks = [Bookmark(stream), Progress(place, self.clock), self.interruption]
@@ -189,7 +190,7 @@ class MaskTrainer(TimedTrainer):
         folder, writes = Path(output_dir), self.args.should_save
         save_random_states(folder, self.place, writes)
         if writes:
-            save_batches(folder, self.train_dataset.deal.global_batch, self.train_dataset.total)
+            save_batches(folder, self.start, self.train_dataset.total)
             (folder / STREAM).write_text(json.dumps(self.about) + "\n")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from arguments import ModelSpeedArguments
-from checkpoints import find_checkpoint, require_same_batches
+from checkpoints import Start, find_start, require_same_features
 from fine_tune import (
     Interrupted,
     begin,
@@ -51,13 +51,15 @@ def pretrain(argv: Sequence[str], place: Place) -> None:
     cutter = together(place, partial(make_cutter, data, tokenizer, model, place))
     masker = Masker.of(tokenizer, data.mlm_probability)
     used = quicken(model, parts.unpad, parts.cheap_dropout, place)
-    metrics = describe(place, run) | {"matmul": arithmetic.name, "allocator": allocator(os.environ)}
+    start = find_start(run, place)
+    metrics = describe(place, run, start) | {"matmul": arithmetic.name, "allocator": allocator(os.environ)}
+    place.emit("setup", **metrics)
     if run.do_train:
         text = find_text("train", data, place)
         index = index_text(text, cutter, tokenizer, cache_folder(data.text_cache), place)
         together(place, partial(require_rows, index, data), only_rank_0=True)
         source = Source(text.blocks, cutter, masker)
-        trainer = make_trainer(model, data, run, parts, source, text, index, tokenizer, place)
+        trainer = make_trainer(model, data, run, parts, source, text, index, tokenizer, place, start)
         trainer.peaks = arithmetic.peaks
         metrics |= train_model(trainer, source.cutter, index, place)
         metrics["parts"] = used + trainer.parts + ["ipex"] * getattr(run, "use_ipex", False)
@@ -114,9 +116,10 @@ def make_trainer(
     index: Index,
     tokenizer,
     place: Place,
+    start: Start,
 ) -> MaskTrainer:
     freeze_idle(model, tokenizer.mask_token_id)
-    stream = make_stream(run, source, index, tokenizer, place)
+    stream = make_stream(run, source, index, tokenizer, place, start)
     about = {
         "text": text.name,
         "seed": stream.seed,
@@ -124,7 +127,7 @@ def make_trainer(
         "line_by_line": data.line_by_line,
         "mlm_probability": data.mlm_probability,
     }
-    trainer = MaskTrainer(model, tokenizer, run, parts, stream, about, place)
+    trainer = MaskTrainer(model, tokenizer, run, parts, stream, about, place, start)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -135,11 +138,10 @@ def train_model(trainer: MaskTrainer, cutter: Cutter, index: Index, place: Place
     Raises Interrupted once a checkpoint was asked for and is whole.
     """
     run, stream = trainer.args, trainer.train_dataset
-    checkpoint = find_checkpoint(run.resume_from_checkpoint, Path(run.output_dir), place)
+    checkpoint = trainer.start.checkpoint
     if checkpoint is not None:
         together(place, partial(require_same_stream, checkpoint, trainer.about), only_rank_0=True)
-        sizes = (stream.deal.global_batch, stream.total, place.world_size)
-        together(place, partial(require_same_batches, checkpoint, *sizes), only_rank_0=True)
+        together(place, partial(require_same_features, checkpoint, stream.total), only_rank_0=True)
     place.emit("phase", name=f"train on {tell(stream, index)}")
     seed_dropout(run.seed, place.rank)
     output = trainer.train(resume_from_checkpoint=checkpoint)
@@ -165,9 +167,12 @@ def train_model(trainer: MaskTrainer, cutter: Cutter, index: Index, place: Place
     }
 
 
-def make_stream(run: RunArguments, source: Source, index: Index, tokenizer, place: Place) -> Stream:
+def make_stream(
+    run: RunArguments, source: Source, index: Index, tokenizer, place: Place, start: Start
+) -> Stream:
     """This rank's share of the text."""
     deal = Deal(
+        global_batch=start.global_batch,
         ranks=place.world_size,
         rank=place.rank,
         per_device=run.per_device_train_batch_size,

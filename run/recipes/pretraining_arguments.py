@@ -98,7 +98,7 @@ def parse(argv: Sequence[str], place: Place) -> tuple[Namespace, list[str]]:
     if unknown:
         raise ArgumentsError(explain_unknown(unknown[0], parser))
     if not (typed.train_file or typed.validation_file):
-        each = max(1, SAMPLE_GLOBAL_BATCH // place.world_size)
+        each = max(1, SAMPLE_GLOBAL_BATCH // place.planned)
         parser.set_defaults(**SAMPLE_DEFAULTS, per_device_train_batch_size=each)
         typed = parser.parse_args(list(argv))
     warnings = [*replace_old(typed), *yield_to_ipex(typed)]

@@ -45,12 +45,16 @@ def emit(event: str, **fields: object) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """This process among all: `rank` of `world_size`, `local_rank` on its node."""
+    """This process among all: `rank` of `world_size`, `local_rank` on its node.
+
+    `planned` is how many there were to be: an elastic run may have lost some.
+    """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     launched: bool = False
+    planned: int = 1
 
     @property
     def leads(self) -> bool:
@@ -63,7 +67,7 @@ class Place:
 
 
 def read_place(environ: Mapping[str, str]) -> Place:
-    """Place from RANK, WORLD_SIZE and LOCAL_RANK; a single process where RANK is absent.
+    """Place from RANK, WORLD_SIZE, LOCAL_RANK and CLUSTERCTL_RANKS; a single process where RANK is absent.
 
     Raises UserError under a bare mpirun of several ranks, where each would train alone.
     """
@@ -77,7 +81,8 @@ def read_place(environ: Mapping[str, str]) -> Place:
         return Place()
     try:
         rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-        return Place(rank, world_size, int(environ.get("LOCAL_RANK", "0")), launched=True)
+        planned = int(environ.get("CLUSTERCTL_RANKS", world_size))
+        return Place(rank, world_size, int(environ.get("LOCAL_RANK", "0")), launched=True, planned=planned)
     except (KeyError, ValueError) as error:
         raise UserError(f"RANK, WORLD_SIZE, LOCAL_RANK: {error}; set them to whole numbers") from None
 

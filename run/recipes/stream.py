@@ -65,7 +65,7 @@ class LaneRows(IterableDataset):
         total, count = int(self.order.starts[-1]), self.deal.global_batch
         lanes: dict[int, Iterator[MaskedRow]] = {}
         for place, lane in islice(enumerate(self.deal.lanes()), number, None, workers):
-            begin, end = lane_rows(lane, count, total)
+            begin, end = lane_rows(lane, count, total) if lane < count else (0, 0)
             lanes[place] = self.source.rows(self.order, begin + self.first_step, end)
         nothing = empty_row(self.source.cutter)
         size = self.deal.per_device

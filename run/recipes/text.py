@@ -12,6 +12,7 @@ import gzip
 import json
 import lzma
 import re
+import socket
 import time
 import zlib
 from bisect import bisect_right
@@ -199,7 +200,7 @@ def unpack(packed: Sequence[Path], folder: Path) -> Iterator[float]:
     clock = Rounds()
     for number, path in enumerate(packed):
         target = plain_path(path, folder)
-        aside = target.with_name(f".{target.name}.coming")
+        aside = beside(target)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with aside.open("wb") as file:
@@ -210,6 +211,11 @@ def unpack(packed: Sequence[Path], folder: Path) -> Iterator[float]:
             aside.replace(target)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             raise TextError(f"{path}: cannot be unpacked into {folder}: {error}") from None
+
+
+def beside(target: Path) -> Path:
+    """Where a file is written before it is renamed: nodes that share a home may write it at once."""
+    return target.with_name(f".{target.name}.{socket.gethostname()}.coming")
 
 
 def plain_lines(path: Path) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from amx_proof import proof_callbacks
 from arguments import ModelArguments, RunArguments, SpeedArguments
-from checkpoints import Interruption, save_batches, save_random_states
+from checkpoints import Interruption, Start, save_batches, save_random_states
 from features import BatchPlan, Features, FeatureSet, TrainBatches, collate
 from parts import attach, speed
 from ranks import Place, UserError, first_line
@@ -192,6 +192,7 @@ class AnswerTrainer(TimedTrainer):
         tokenizer,
         place: Place,
         longest: int,
+        start: Start,
     ):
         self.clock, self.compress = Clock(), parts.compress_gradients
         self.work = speed.work_of(model)
@@ -204,7 +205,9 @@ class AnswerTrainer(TimedTrainer):
         self.place, self.interruption = place, Interruption(place)
         callbacks = [Progress(place, self.clock), self.interruption, *proof_callbacks(place)]
         super().__init__(model=model, args=arguments, train_dataset=FeatureSet(features), callbacks=callbacks)
+        self.start = start
         self.plan = BatchPlan(
+            global_batch=start.global_batch,
             ranks=place.world_size,
             rank=place.rank,
             per_device=arguments.per_device_train_batch_size,
@@ -230,7 +233,7 @@ class AnswerTrainer(TimedTrainer):
         folder, writes = Path(output_dir), self.args.should_save
         save_random_states(folder, self.place, writes)
         if writes:
-            save_batches(folder, self.plan.global_batch, len(self.train_dataset))
+            save_batches(folder, self.start, len(self.train_dataset))
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         begun = time.perf_counter()
