@@ -3,15 +3,16 @@
     python agents.py            on the head, by head.py: all of them, their output line by line, and their end
     python agents.py NODE       on a node, by the above: that node's command, for as long as stdin is open
 
-plan.json beside it says what: launcher.agents is NODE -> argv, to be run in this folder; launcher.ssh is how
-the others are reached; launcher.least is with how many of them the run still goes on. What a command may have
-left when its agent ends is ended with it, so nothing stays behind on a node whose head has gone.
+plan.json beside it says what: launcher.agents is NODE -> argv, the head first, to be run in this folder;
+launcher.ssh is how the others are reached; launcher.least is with how many of them the run still goes on.
+What a command may have left when its agent ends is ended with it, so nothing stays behind on a node whose
+head has gone.
 
 Where one is lost and enough are left, their ranks are ended, so that the agents meet anew: torch's own notice
 nothing while their ranks wait for a peer that does not answer.
 
-Reports an agent that is lost as `@clusterctl {"event": "agent_exit", "node": ..., "code": ...}`. Ends with 0
-when all commands did, else with the first other exit code; 128 + number after a signal.
+Reports an agent that is lost as `@clusterctl {"event": "agent_exit", "node": ..., "code": ..., "last_lines":
+[...]}`. Ends with 0 when all commands did, else with the first other exit code; 128 + number after a signal.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,6 +39,8 @@ GRACE_S = 3.0  # after the first failure, so that the others can tell of it in t
 STOP_GRACE_S = 10.0  # torchrun waits for its ranks, which have 5 s
 END = b""
 ANEW = b"anew\n"
+LAST_LINES = 5
+EVENT = b"@clusterctl "
 PR_SET_PDEATHSIG = 1
 
 # --- on the head -------------------------------------------------------------------------------
@@ -47,8 +51,15 @@ class Agent:
 
     def __init__(self, node: str, command: Sequence[str], lines: queue.Queue[tuple[str, bytes]]) -> None:
         self.node = node
+        # In a session of its own: a signal to the launcher's group would end ssh, and leave the ranks behind
+        # it no time to end. Once this process is gone its stdin ends, and with that the agent.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=FOLDER
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=FOLDER,
+            start_new_session=True,
         )
         threading.Thread(target=self._read, args=(lines,), daemon=True).start()
 
@@ -88,6 +99,7 @@ class Agents:
         self._running = {
             node: Agent(node, command_for(node, launcher, here), self._lines) for node in launcher["agents"]
         }
+        self._said = {node: deque[bytes](maxlen=LAST_LINES) for node in self._running}
         self._total = len(self._running)
         self._lost = 0
         self._first_code = 0
@@ -113,13 +125,16 @@ class Agents:
     def _take(self, node: str, line: bytes) -> None:
         if line != END:
             write(line)
+            if not line.startswith(EVENT):
+                self._said[node].append(line)
             return
         code = self._running.pop(node).code()
         if code:
             self._lost += 1
             self._first_code = self._first_code or code
-            write(b"@clusterctl %s\n" % json.dumps(
-                {"event": "agent_exit", "node": node, "code": code}
+            said = [line.decode(errors="replace").strip() for line in self._said[node]]
+            write(EVENT + b"%s\n" % json.dumps(
+                {"event": "agent_exit", "node": node, "code": code, "last_lines": said}
             ).encode())  # fmt: skip
             if self._failed:
                 self._stop_at = min(self._stop_at, time.monotonic() + GRACE_S)
@@ -230,7 +245,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     launcher = json.loads((FOLDER / "plan.json").read_text())["launcher"]
     if arguments:
         sys.exit(serve(launcher, arguments[0]))
-    code = Agents(launcher, (FOLDER / "node").read_text().strip()).follow()
+    code = Agents(launcher, here=next(iter(launcher["agents"]))).follow()
     sys.stdout.flush()
     os._exit(code)  # reading threads may hang on what somebody else holds open
 

@@ -20,8 +20,9 @@ class Event:
     notice                     from rank.py: the node is about to end; reason, ends_at, left_s
     killed                     from hydra's banner: a rank.py that could not say goodbye
     ready progress phase warning error rank_summary result    from the recipe
+    setup                      from the recipe, before it trains: dtype, global_batch and the like
     checkpoint interrupted     from the recipe: path in the run folder, step; interrupted: it has ended there
-    agent_exit                 from agents.py: an agent that failed; node, code
+    agent_exit                 from agents.py: an agent that failed; node, code, last_lines
     launcher_exit              from head.py: code
     output                     any other line: text
     stop sweep                 from the operator's side

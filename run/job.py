@@ -32,6 +32,10 @@ MOST_UPLOADED_GIB = 1.0
 OUTPUT_FOLDER = "output"
 SHOWN_UPLOADS = 30
 RUNS_FOLDER = "~/.clusterctl/runs"
+OWN_ENVIRONMENT: Mapping[str, str] = {"ACCELERATE_USE_CPU": "true"}
+"""For programs that are not ours. transformers' Trainer and Accelerate look for a GPU first, and where nobody
+tells them that CPUs are meant (--use_cpu) each rank trains alone, without a word, as if it were all of them.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class TrainJob:
     """What is to be trained. `uploads` maps a path in the run folder to a file or folder of this machine,
     `head_uploads` does for the head's run folder alone. `request` is what `train --resume` of this run will
     start from; it is kept with the results as it is. `environment` is every rank's, `node_environment` that
-    of the ranks of a node.
+    of the ranks of a node. Of a trial nothing stays on the nodes.
 
     The limits: every rank must start within `start_timeout_s`, meet the others within
     `rendezvous_timeout_s`, and be heard of again within `lost_after_s`. Ranks that neither print nor compute
@@ -54,6 +58,7 @@ class TrainJob:
     node_environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     head_uploads: Mapping[str, Path] = field(default_factory=dict)
     request: Mapping[str, Any] = field(default_factory=dict)
+    is_trial: bool = False
     start_timeout_s: float = 60
     rendezvous_timeout_s: float = 120
     lost_after_s: float = 30
@@ -127,7 +132,7 @@ class LaunchPlan:
         return ["# placement", *lines]
 
     def _contents(self) -> list[str]:
-        lines = [f"# in {self.run_folder} of every node", "#   node: the node's own name"]
+        lines = [f"# in {self.run_folder} of every node", "#   nodes/HOSTNAME: that node's own name"]
         lines += [f"#   {path}: from {_shown(source)}" for path, source in self.uploads.items()][
             :SHOWN_UPLOADS
         ]
@@ -151,7 +156,7 @@ def make_job(program: Program, script_args: Sequence[str], now: datetime | None 
     return (
         with_script_args(job, script_args)
         if program.reports
-        else replace(job, script_args=tuple(script_args))
+        else replace(job, script_args=tuple(script_args), environment=OWN_ENVIRONMENT)
     )
 
 
@@ -209,6 +214,16 @@ def shell_line(argv: Sequence[str]) -> str:
     "cat ~/hosts 'a b'"
     """
     return " ".join("~/" + shlex.quote(arg[2:]) if arg.startswith("~/") else shlex.quote(arg) for arg in argv)
+
+
+def given(args: Sequence[str], name: str) -> str | None:
+    """What a recipe reads as its argument `name`: the last one counts. "" without a value, None where absent.
+
+    >>> given(["--seed", "1", "--seed=2", "--bf16"], "seed"), given(["--bf16"], "bf16"), given([], "seed")
+    ('2', '', None)
+    """
+    found = [values for option, values in _options(args) if option.replace("-", "_") == f"__{name}"]
+    return " ".join(found[-1]) if found else None
 
 
 def _options(args: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -168,8 +168,8 @@ def _check_counts(node: str, ppn: int, settings: LayoutSettings, cores: int, lim
         raise SettingsError(f"{node}: {ppn} ranks need {ppn} cores, {has}; lower --ppn")
     if threads is not None and ppn * threads > limit:
         raise SettingsError(
-            f"{node}: {ppn} ranks x {threads} threads need {ppn * threads} cores, {has}; "
-            "lower --ppn or --threads"
+            f"{node}: {ppn} {'rank' if ppn == 1 else 'ranks'} x {threads} threads need {ppn * threads} "
+            f"cores, {has}; lower --ppn or --threads"
         )
 
 

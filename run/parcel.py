@@ -52,7 +52,7 @@ class Parcel:
         with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
             for path, text in {**self.texts, ".large/paths": places}.items():
                 entry = tarfile.TarInfo(path)
-                entry.size = len(text.encode())
+                entry.size, entry.mode = len(text.encode()), 0o755 if text.startswith("#!") else 0o644
                 archive.addfile(entry, io.BytesIO(text.encode()))
             for path, source in self.files.items():
                 if path not in self.large:
@@ -62,12 +62,20 @@ class Parcel:
         return buffer.getvalue()
 
 
-def parcel(plan: LaunchPlan, *, for_head: bool = False) -> Parcel:
-    """What a node is to be sent. Raises OSError when an upload cannot be read."""
-    uploads = {**plan.uploads, **(plan.head_uploads if for_head else {})}
+def parcel(plan: LaunchPlan) -> Parcel:
+    """What every node is to be sent. Raises OSError when an upload cannot be read."""
+    return _parcel(plan.files, plan.uploads)
+
+
+def head_parcel(plan: LaunchPlan) -> Parcel:
+    """What the head gets besides. Raises OSError as parcel() does."""
+    return _parcel({}, plan.head_uploads)
+
+
+def _parcel(texts: Mapping[str, str], uploads: Mapping[str, Path]) -> Parcel:
     files = {path: file for target, source in uploads.items() for path, file in _files(target, source)}
     large = {path: _digest(file) for path, file in files.items() if file.stat().st_size >= LARGE_BYTES}
-    return Parcel(plan.files, files, large)
+    return Parcel(texts, files, large)
 
 
 def _files(target: str, source: Path) -> Iterator[tuple[str, Path]]:

@@ -19,6 +19,8 @@ MOST_FILES = 5000
 MOST_MIB = 512
 ALWAYS_IGNORED = (".*", "__pycache__", "*.pyc", "node_modules", "*.egg-info")
 """Hidden files first of all: they are no part of a program, and some hold secrets."""
+MADE = (("pyvenv.cfg",), ("plan.txt", "summary.json"))
+"""Files that tell a folder by what made it, whatever it is called."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,17 @@ def read_ignored(path: Path) -> tuple[str, ...]:
 
 def _walk(folder: Path, top: Path, ignored: Sequence[str]) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
-        if _is_ignored(path.relative_to(top), ignored) or (path / "pyvenv.cfg").is_file():
+        if _is_ignored(path.relative_to(top), ignored) or _was_made(path):
             continue
         if path.is_dir() and not path.is_symlink():
             yield from _walk(path, top, ignored)
         elif path.is_file():
             yield path
+
+
+def _was_made(path: Path) -> bool:
+    """A virtual environment, or what an earlier run brought back (see run/execute.py)."""
+    return any(all((path / name).is_file() for name in names) for names in MADE)
 
 
 def _is_ignored(path: Path, ignored: Sequence[str]) -> bool:

@@ -42,6 +42,7 @@ class PlainDisplay:
         self._echo = echo
         self._met = 0
         self._next_s = 0.0
+        self._is_stopping = False
 
     def __enter__(self) -> PlainDisplay:
         return self
@@ -61,7 +62,8 @@ class PlainDisplay:
         elif event.name == "output" and self._echo:
             if _RANKS_OWN.match(event.text):
                 self._say(event.text)
-        else:
+        elif not (event.name == "agent_exit" and self._is_stopping):  # then all agents end
+            self._is_stopping = self._is_stopping or event.name == "stop"
             text = news(event)
             if text:
                 self._say(text)

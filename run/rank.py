@@ -1,7 +1,7 @@
 """Run a script as one rank of a distributed run. Self-contained: copied to a node, it needs only Python.
 
-    mpirun ... python rank.py [--folder FOLDER] SCRIPT [ARGUMENT ...]
-    mpirun ... python rank.py [--folder FOLDER] --program PROGRAM [ARGUMENT ...]
+    mpirun ... python rank.py [--node NODE] [--folder FOLDER] SCRIPT [ARGUMENT ...]
+    mpirun ... python rank.py [--node NODE] [--folder FOLDER] --program PROGRAM [ARGUMENT ...]
 
 1. Knows its place from whatever launcher started it, and gives the script the variables of torchrun.
 2. Pins itself to the CPUs that plan.json beside it names for this rank.
@@ -110,9 +110,13 @@ def read_plan(folder: Path) -> dict[str, Any]:
 
 
 def read_node(folder: Path) -> str:
-    """The node's name in the cluster, from the file `node`; its host name when there is none."""
-    path = folder / "node"
-    return path.read_text().strip() if path.exists() else socket.gethostname()
+    """The node's name in the cluster: nodes may share the folder, and each has the file nodes/HOSTNAME in it.
+
+    Its host name when there is none.
+    """
+    hostname = socket.gethostname()
+    path = folder / "nodes" / hostname
+    return path.read_text().strip() if path.exists() else hostname
 
 
 def own_placement(plan: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
@@ -172,7 +176,8 @@ def script_environment(
         # c10d warns for every address that has no name in the DNS, where a rank's last line should tell why.
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         # torch makes the folder even where nothing is compiled; else it is in /tmp, and stays there.
-        "TORCHINDUCTOR_CACHE_DIR": str(FOLDER / "inductor"),
+        # Each node has its own, since nodes that share the folder may have different CPUs.
+        "TORCHINDUCTOR_CACHE_DIR": str(FOLDER / "inductor" / place.node),
         **preload(environ),
         **environ,
         **node,
@@ -349,13 +354,20 @@ class Lookout:
         self._next_s = float("inf")
         left_s = round(notice["ends_at"] - time.time(), 1)
         self._output.event("notice", rank=self._place.rank, node=self._place.node, **notice, left_s=left_s)
-        aside = FOLDER / f".{REQUEST}"
+        aside = FOLDER / f".{REQUEST}-{self._place.node}"
         with contextlib.suppress(OSError):  # a full disk: there is no room for a checkpoint either
             aside.write_text(json.dumps(notice) + "\n")
             aside.replace(FOLDER / REQUEST)
 
 
 # --- the script's process ----------------------------------------------------------------------
+
+
+def parse_node(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The node's name, as the launcher or the run folder tells it; and the arguments that are left."""
+    if list(arguments[:1]) == ["--node"]:
+        return arguments[1], list(arguments[2:])
+    return read_node(FOLDER), list(arguments)
 
 
 def parse(arguments: Sequence[str]) -> tuple[Path, list[str]]:
@@ -517,8 +529,9 @@ def run(command: Sequence[str], place: Place, plan: Mapping[str, Any], output: O
     return code
 
 
-def main(command: Sequence[str]) -> NoReturn:
-    output, node, rank = Output(), read_node(FOLDER), None
+def main(arguments: Sequence[str]) -> NoReturn:
+    output, rank = Output(), None
+    node, command = parse_node(arguments)
     try:
         place = read_place(os.environ, node)
         rank = place.rank

@@ -11,8 +11,8 @@ from typing import Any
 from provision.errors import SettingsError
 from provision.host import Host
 from provision.step import run_on_hosts
-from run.execute import REQUEST_FILE
 from run.job import OUTPUT_FOLDER, TrainJob
+from run.results import REQUEST_FILE
 from run.transfer import fetch_folder
 
 STATE = "trainer_state.json"

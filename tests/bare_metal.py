@@ -188,3 +188,52 @@ class LabCommand(Command):
                 answered = len(seen)
         os.close(terminal)
         return Ended(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen, "")
+
+
+# --- how a lab is met -----------------------------------------------------------------------------
+
+
+def bare_metal(lab: LocalCluster, *names: str, **settings: object) -> BareMetal:
+    lab.up(*names, **settings)
+    bare = BareMetal(lab)
+    for name in names:
+        bare.stranger(name)
+    return bare
+
+
+def known(bare: BareMetal, command: LabCommand, *names: str, port: int = 22) -> None:
+    """The operator has met these machines before."""
+    with (command.ssh / "known_hosts").open("a") as file:
+        for name in names:
+            address = bare.address(name)
+            file.write(f"{address if port == 22 else f'[{address}]:{port}'} {bare.node(name).host_keys[0]}\n")
+
+
+def at(bare: BareMetal, name: str, user: str, more: str = "") -> str:
+    return f"ansible_host: {bare.address(name)}, ansible_user: {user}" + (f", {more}" if more else "")
+
+
+def login(command: LabCommand) -> Path:
+    return command.ssh / "id_ed25519"
+
+
+def roots(bare: BareMetal, command: LabCommand, *names: str, **vars: str) -> str:
+    """The inventory of machines that the operator has met before and whose root his key opens."""
+    for name in names:
+        bare.authorize(name, "root", login(command))
+    (command.ssh / "config").write_text(f"IdentityFile {login(command)}\n")
+    known(bare, command, *names)
+    return command.inventory(**{name: at(bare, name, "root", vars.get(name, "")) for name in names})
+
+
+def with_one_home(bare: BareMetal, command: LabCommand, *names: str, alone: tuple[str, ...] = ()) -> str:
+    """The inventory of machines on which ann has one home, as by NFS; on those `alone` she has another."""
+    for name in (*names, *alone):
+        bare.root(name, "useradd -m -u 1500 ann; echo 'ann ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/ann")
+    for name in names[1:]:
+        share(bare.pid(names[0]), bare.pid(name), "/home/ann")
+    for name in (names[0], *alone):
+        bare.authorize(name, "ann", login(command))
+    (command.ssh / "config").write_text(f"IdentityFile {login(command)}\n")
+    known(bare, command, *names, *alone)
+    return command.inventory(**{name: at(bare, name, "ann") for name in (*names, *alone)})

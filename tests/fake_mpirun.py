@@ -13,6 +13,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+AS_ON = """
+import runpy, socket, sys
+hostname = sys.argv.pop(1)
+socket.gethostname = lambda: hostname
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""A script on a machine of another host name."""
+
 
 def die_with_parent() -> None:
     os.setsid()
@@ -26,7 +35,7 @@ def main(argv: list[str]) -> int:
         print(genv["FAKE_SAYS"], flush=True)
         return 255
     ranks = json.loads(Path("plan.json").read_text())["ranks"]
-    homes = json.loads(genv["FAKE_HOMES"])
+    homes, hostnames = json.loads(genv["FAKE_HOMES"]), json.loads(genv["FAKE_HOSTNAMES"])
     started = []
     for place in ranks:
         if str(place["rank"]) == genv.get("FAKE_SKIP"):
@@ -38,8 +47,9 @@ def main(argv: list[str]) -> int:
             "PMI_RANK": str(place["rank"]),
             "PMI_SIZE": str(len(ranks)),
             "MPI_LOCALRANKID": str(place["local_rank"]),
+            "CLUSTERCTL_NOTICE": f"{genv['CLUSTERCTL_NOTICE']}-{place['node']}",
         }
-        command = [sys.executable, script, *argv[start + 1 :]]
+        command = [sys.executable, "-c", AS_ON, hostnames[place["node"]], script, *argv[start + 1 :]]
         started.append(subprocess.Popen(command, env=environment, preexec_fn=die_with_parent))
 
     def hand_on(number: int, _frame: object) -> None:

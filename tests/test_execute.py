@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,13 +18,14 @@ from pathlib import Path
 
 import pytest
 
-import run.execute
+import run.results
 import run.watch
-from provision.errors import CommandError, ConnectError, HostError, LaunchError
+from provision.errors import CommandError, ConnectError, HostError, LaunchError, SettingsError
 from provision.host import CommandResult, quoted
 from provision.model import Node
 from run.events import Event
 from run.execute import RunOutcome, train
+from run.folders import Stopped
 from run.job import LaunchPlan, TrainJob
 from run.launchers.common import Ground
 from run.launchers.mpirun import plan as make_plan
@@ -69,11 +73,23 @@ RANK_1 = "import os, signal, sys, time, subprocess\nif os.environ['RANK'] == '1'
 
 
 class LocalHost:
-    """A node that is a home folder on this machine."""
+    """A node that is a home folder on this machine; its own `programs` come before those of the machine."""
 
     def __init__(self, node: Node, home: Path) -> None:
         self._node, self.home, self.is_dead = node, home, False
-        home.mkdir()
+        self.programs = home.parent / "programs" / node.name
+        self.running: list[subprocess.Popen[bytes]] = []
+        home.mkdir(exist_ok=True)
+        self.programs.mkdir(parents=True)
+        self.program("uname", f"echo {self.hostname}")
+
+    @property
+    def hostname(self) -> str:
+        return f"host-of-{self.node.name}"
+
+    def program(self, name: str, script: str) -> None:
+        (self.programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (self.programs / name).chmod(0o755)
 
     @property
     def node(self) -> Node:
@@ -90,14 +106,18 @@ class LocalHost:
     ) -> CommandResult:
         self._require_life()
         command = quoted(script, *args)
-        done = subprocess.run(
+        process = subprocess.Popen(
             ["sh", "-c", command],
-            input=stdin,
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=self._environment(),
-            timeout=timeout_s,
+            start_new_session=True,
         )
-        result = CommandResult(done.returncode, done.stdout.decode(), done.stderr.decode())
+        self.running.append(process)
+        out, err = process.communicate(stdin, timeout_s)
+        self.running.remove(process)
+        result = CommandResult(process.returncode, out.decode(), err.decode())
         if result.exit_code not in expect:
             raise CommandError(self.node.name, command, result.exit_code, result.output)
         return result
@@ -107,10 +127,12 @@ class LocalHost:
         return LocalStream(quoted(script, *args), self._environment())
 
     def close(self) -> None:
-        pass
+        for process in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
 
     def _environment(self) -> Mapping[str, str]:
-        return {"HOME": str(self.home), "PATH": os.environ["PATH"]}
+        return {"HOME": str(self.home), "PATH": f"{self.programs}:{os.environ['PATH']}"}
 
     def _require_life(self) -> None:
         if self.is_dead:
@@ -166,11 +188,14 @@ class LocalStream:
 
 
 class Bench:
-    """Two nodes, a job whose recipe is the given script, and what happened in the run."""
+    """Nodes, a job whose recipe is the given script, and what happened in the run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *homes: str) -> None:
         self.folder, self.events = folder, list[Event]()
-        self.hosts = [LocalHost(node, folder / node.name) for node in cluster(2).nodes]
+        self.hosts = [
+            LocalHost(node, folder / home)
+            for node, home in zip(cluster(len(homes)).nodes, homes, strict=True)
+        ]
         self.runs = folder / "runs"
         self.stops = 0
         self._make_stack()
@@ -189,22 +214,23 @@ class Bench:
         (recipe / "question_answering.py").write_text(script)
         data.write_text('{"data": []}')
         homes = json.dumps({host.node.name: str(host.home) for host in self.hosts})
-        # ~/notice of each node: the ranks run in ~/.clusterctl/runs/ID.
+        hostnames = json.dumps({host.node.name: host.hostname for host in self.hosts})
+        # ~/notice-NODE of each node: the ranks run in ~/.clusterctl/runs/ID.
         fake = {"CLUSTERCTL_NOTICE": "../../../notice", "FAKE_AGREED": str(self.folder / "agreed"), **fake}
         job = TrainJob(
             recipe_program("run_qa"),
             RUN_ID,
             uploads={"recipe": recipe, "data/train_file/squad.json": data},
-            environment={"FAKE_HOMES": homes, **fake},
+            environment={"FAKE_HOMES": homes, "FAKE_HOSTNAMES": hostnames, **fake},
             request={"recipe": "run_qa"},
             stop_grace_s=8,
         )
         return self.plan(job), job
 
     def plan(self, job: TrainJob) -> LaunchPlan:
-        known = facts(TWO_CORES, TWO_CORES)
+        known = facts(*[TWO_CORES] * len(self.hosts))
         stack_dir = str(self.folder / "stack")
-        return make_plan(Ground(job, cluster(2), layouts(known), known, stack_dir, 1))
+        return make_plan(Ground(job, cluster(len(self.hosts)), layouts(known), known, stack_dir, 1))
 
     def train(self, script: str, fake: Mapping[str, str] | None = None, **limits: float) -> RunOutcome:
         plan, job = self.prepare(script, **(fake or {}))
@@ -240,7 +266,13 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+    return Bench(tmp_path, "node1", "node2")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Bench:
+    """The first two of three nodes have one home."""
+    return Bench(tmp_path, "home", "home", "node3")
 
 
 def in_background(work: Callable[[], object]) -> threading.Thread:
@@ -355,8 +387,9 @@ def test_a_head_that_is_gone_ends_the_run(bench: Bench) -> None:
             ["pgrep", "-f", f"{bench.folder}.*head.py|^[^ ]+ head.py"], capture_output=True
         )
         for pid in map(int, found.stdout.split()):
-            if RUN_ID in Path(f"/proc/{pid}/environ").read_text():
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):  # pgrep found what has ended since, or another's
+                if RUN_ID in Path(f"/proc/{pid}/environ").read_text():
+                    os.kill(pid, signal.SIGKILL)
 
     in_background(kill_head)
     assert bench.fails(WAIT).startswith("node1: the connection ended in the middle of the run")
@@ -373,10 +406,129 @@ def test_a_node_that_died_is_named_before_what_its_peers_say(bench: Bench) -> No
     assert said.startswith("node2: does not answer; is it up?; rank ")
 
 
-def test_a_run_folder_is_never_shared(bench: Bench) -> None:
-    (bench.hosts[1].home / ".clusterctl/runs" / RUN_ID).mkdir(parents=True)
-    with pytest.raises(HostError, match=r"^node2: .*File exists"):
+@pytest.mark.parametrize("made", [None, "another-token node7\n"])
+def test_two_runs_never_share_a_folder(bench: Bench, made: str | None) -> None:
+    theirs = bench.hosts[1].home / ".clusterctl/runs" / RUN_ID
+    theirs.mkdir(parents=True)
+    if made:
+        (theirs / "made").write_text(made)
+    with pytest.raises(HostError, match=rf"^node2: ~/.clusterctl/runs/{RUN_ID} is there already, of another"):
         bench.train(GOOD)
+    assert [path.name for path in theirs.iterdir()] == (["made"] if made else [])
+    assert not list((bench.hosts[0].home / ".clusterctl/runs").iterdir())
+
+
+def test_files_that_do_not_arrive_are_told_in_words_and_nothing_is_left_of_them(bench: Bench) -> None:
+    bench.hosts[1].program("tar", "echo tar: data: Cannot write: No space left on device >&2; exit 2")
+    with pytest.raises(HostError) as caught:
+        bench.train(GOOD)
+    assert str(caught.value) == (
+        "node2: the run's files could not be brought there: tar: data: Cannot write: No space left on device"
+    )
+    assert [list((host.home / ".clusterctl/runs").iterdir()) for host in bench.hosts] == [[], []]
+
+
+# --- one home for several nodes ----------------------------------------------------------------
+
+
+def test_nodes_with_one_home_train_together_and_each_knows_which_it_is(shared: Bench) -> None:
+    outcome = shared.train(GOOD.replace("range(2)", "range(3)"))
+    assert (outcome.exit_code, outcome.missing) == (0, ())
+    assert {(event.rank, event.node) for event in shared.named("start")} == {
+        (0, "node1"), (1, "node2"), (2, "node3"),
+    }  # fmt: skip
+    for rank in range(3):
+        assert f"hello from {rank}" in (outcome.folder / f"logs/rank-00{rank}.log").read_text()
+    assert (outcome.folder / "output/model.bin").exists()
+    run = shared.hosts[0].home / ".clusterctl/runs" / RUN_ID
+    assert {path.name for path in (run / "nodes").iterdir()} == {"host-of-node1", "host-of-node2"}
+    assert not (shared.hosts[2].home / ".clusterctl/runs" / RUN_ID).exists()
+
+
+def test_a_shared_folder_is_fetched_over_another_node_when_the_first_is_gone(shared: Bench) -> None:
+    def die(event: Event) -> None:
+        shared.events.append(event)
+        shared.hosts[0].is_dead = shared.hosts[0].is_dead or event.name == "launcher_exit"
+
+    shared.on_event = die  # type: ignore[method-assign]
+    outcome = shared.train(GOOD.replace("range(2)", "range(3)"))
+    assert (outcome.exit_code, outcome.missing) == (0, ())
+    assert (outcome.folder / "output/model.bin").exists()
+
+
+def test_nodes_with_one_home_and_one_host_name_are_refused_by_name(shared: Bench) -> None:
+    for host in shared.hosts:
+        host.program("uname", "echo localhost")
+    with pytest.raises(HostError, match=r"its host name localhost is node\d's too, and both have one home; "):
+        shared.train(GOOD)
+    assert [list((host.home / ".clusterctl/runs").iterdir()) for host in shared.hosts] == [[], [], []]
+
+
+def test_what_is_the_heads_alone_comes_to_a_shared_home_whoever_was_first(shared: Bench) -> None:
+    folder = shared.folder / "checkpoint-7"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text("{}")
+    shared.hosts[0].program("mkdir", 'sleep 0.5; exec /bin/mkdir "$@"')
+    _, job = shared.prepare("import os\nprint(os.listdir('data'))\n" + GOOD.replace("range(2)", "range(3)"))
+    job = replace(job, head_uploads={"data/resume_from_checkpoint/checkpoint-7": folder})
+    shared.train_plan(shared.plan(job), job)
+    run = shared.hosts[0].home / ".clusterctl/runs" / RUN_ID
+    assert (run / "made").read_text().split()[1] == "node2"
+    said = {event.text for event in shared.named("output")}
+    assert "[0] ['train_file', 'resume_from_checkpoint']" in {
+        text.replace("['resume_from_checkpoint', 'train_file']", "['train_file', 'resume_from_checkpoint']")
+        for text in said
+    }
+    assert "[2] ['train_file']" in said
+
+
+def test_large_files_are_kept_once_in_a_shared_home(shared: Bench) -> None:
+    large = shared.folder / "large.bin"
+    large.write_bytes(os.urandom(1 << 19))
+    plan, job = shared.prepare(GOOD.replace("range(2)", "range(3)"))
+    job = replace(job, uploads={**job.uploads, "data/large.bin": large})
+    for _ in range(2):
+        plan = replace(shared.plan(job), run_id=plan.run_id)
+        shared.train_plan(plan, job)
+        run = shared.hosts[0].home / ".clusterctl/runs" / RUN_ID
+        assert (run / "data/large.bin").read_bytes() == large.read_bytes()
+        shutil.rmtree(run)  # a checkpoint was in it
+        shutil.rmtree(shared.runs)
+    kept = shared.hosts[0].home / ".clusterctl/files"
+    assert [path.read_bytes() for path in kept.iterdir()] == [large.read_bytes()]
+
+
+@pytest.mark.parametrize("leaving", [(1,), (1, 2)])
+def test_a_checkpoint_in_a_shared_home_is_brought_when_no_node_of_it_stays(
+    shared: Bench, leaving: tuple[int, ...]
+) -> None:
+    notice_when_ready(shared, *leaving)
+    outcome = shared.train(SAVES)
+    assert outcome.exit_code == 75
+    assert checkpoint_7(outcome.folder).exists() == (leaving == (1, 2))
+
+
+def test_results_that_have_no_place_are_told_before_anything_is_started(bench: Bench) -> None:
+    bench.runs.touch()
+    with pytest.raises(
+        SettingsError, match=r"runs: no place for the results \(Not a directory\); name another"
+    ):
+        bench.train(GOOD)
+    assert not (bench.hosts[0].home / ".clusterctl").exists()
+
+
+def test_results_that_cannot_be_kept_are_left_on_the_node_and_said_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run.results, "_describe", is_full)
+    said = bench.fails(GOOD)
+    assert (
+        "No space left on device; not all results are there; what the run made is still on node1, in " in said
+    )
+    assert (bench.hosts[0].home / ".clusterctl/runs" / RUN_ID / "output/model.bin").exists()
 
 
 # --- stopping and sweeping ---------------------------------------------------------------------
@@ -396,6 +548,21 @@ def test_a_stop_ends_the_ranks_on_every_node(bench: Bench) -> None:
     await_death(bench.script_pids(), 2)
 
 
+def test_a_stop_while_ranks_are_started_has_nothing_to_wait_for(bench: Bench) -> None:
+    """hydra does not heed a SIGTERM then."""
+    stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
+
+    def stop_at_first() -> None:
+        wait_until(lambda: bool(bench.named("ready")), "ready")
+        bench.stops = 1
+
+    in_background(stop_at_first)
+    began_s = time.monotonic()
+    assert bench.train(stubborn, {"FAKE_SKIP": "1"}).exit_code == 130
+    assert time.monotonic() - began_s < 5
+    assert [event.text for event in bench.named("stop")] == ["kill"]
+
+
 def test_a_second_stop_kills_at_once(bench: Bench) -> None:
     stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
     in_background(lambda: stop_when_ready(bench, times=2))
@@ -403,6 +570,61 @@ def test_a_second_stop_kills_at_once(bench: Bench) -> None:
     assert bench.train(stubborn).exit_code == 130
     assert time.monotonic() - began_s < 8
     assert [event.text for event in bench.named("stop")] == ["kill"]
+
+
+def test_a_stop_while_the_files_travel_ends_them_and_nothing_of_them_stays(bench: Bench) -> None:
+    bench.hosts[1].program("tar", "sleep 600")
+
+    def stop_when_made() -> None:
+        runs = [host.home / ".clusterctl/runs" / RUN_ID for host in bench.hosts]
+        wait_until(lambda: (runs[0] / "made").exists() and runs[1].exists(), "folders")
+        bench.stops = 1
+
+    in_background(stop_when_made)
+    began_s = time.monotonic()
+    with pytest.raises(Stopped, match="before any rank was started; nothing of it is left") as caught:
+        bench.train(WAIT)
+    assert caught.value.exit_code == 130
+    assert time.monotonic() - began_s < 10
+    assert [list((host.home / ".clusterctl/runs").iterdir()) for host in bench.hosts] == [[], []]
+    assert bench.named("start") == []
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_stop_while_results_are_fetched_leaves_them_on_the_node_and_says_so(
+    bench: Bench, times: int
+) -> None:
+    """The first ends the fetching of what was made, the second that of the logs."""
+    slow = 'case "$*" in *--transform*) sleep 600;; esac; ' + ("" if times == 1 else "sleep 600; ")
+    bench.hosts[0].program("tar", f'case "$1" in -c*) {slow}; esac; exec /bin/tar "$@"'.replace("; ;", ";"))
+
+    def stop_in_the_end() -> None:
+        wait_until(lambda: bool(bench.named("launcher_exit")), "end")
+        for _ in range(times):
+            time.sleep(1)
+            bench.stops += 1
+
+    in_background(stop_in_the_end)
+    began_s = time.monotonic()
+    outcome = bench.train(GOOD)
+    assert time.monotonic() - began_s < 15
+    assert (outcome.exit_code, outcome.summary.problem, outcome.missing) == (130, "stopped", ())
+    run = bench.hosts[0].home / ".clusterctl/runs" / RUN_ID
+    assert (run / "output/model.bin").exists()
+    assert not (outcome.folder / "output/model.bin").exists()
+    assert (outcome.folder / "logs/rank-000.log").exists() == (times == 1)
+    assert (outcome.folder / "logs/rank-001.log").exists()
+    assert bench.named("warning")[0].text == (
+        f"node1: not all was fetched; it is still there, in ~/.clusterctl/runs/{RUN_ID}"
+    )
+
+
+def test_after_a_bad_end_only_what_the_run_made_stays_on_the_nodes(bench: Bench) -> None:
+    made = "open('of-its-own', 'w').write(os.environ['RANK'])\n    raise SystemExit('boom')\n"
+    bench.fails(RANK_1 + made + "import time; time.sleep(600)")
+    runs = [host.home / ".clusterctl/runs" for host in bench.hosts]
+    assert list(runs[0].iterdir()) == []
+    assert sorted(path.name for path in (runs[1] / RUN_ID).iterdir()) == ["made", "of-its-own"]
 
 
 def test_an_interrupted_operator_leaves_nothing_on_the_nodes(bench: Bench) -> None:
@@ -453,9 +675,9 @@ def notice_when_ready(bench: Bench, *numbers: int, ends_in_s: float = 120) -> No
         bench.script_pids()
         told = json.dumps({"reason": "spot interruption", "ends_at": time.time() + ends_in_s})
         for number in numbers:
-            home = bench.hosts[number - 1].home
-            (home / "notice.new").write_text(told)
-            (home / "notice.new").replace(home / "notice")
+            path = bench.hosts[number - 1].home / f"notice-node{number}"
+            path.with_suffix(".new").write_text(told)
+            path.with_suffix(".new").replace(path)
 
     in_background(tell)
 

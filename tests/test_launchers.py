@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 
 import pytest
 
@@ -21,7 +22,9 @@ assert os.environ["MASTER_ADDR"] and os.environ["MASTER_PORT"]
 pathlib.Path("made").mkdir(exist_ok=True)
 pathlib.Path("made/by-" + os.environ["RANK"]).write_text("x")
 """
+# Ends as run/watch.py advises: of itself every twentieth of such ranks aborts while Python ends.
 DDP = """
+import os, sys
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo")
@@ -41,6 +44,8 @@ if dist.get_rank() == 0:
     torch.save(model.module.state_dict(), "model.pt")
     print(f"loss {total.item():.6f}")
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)
 """
 
 
@@ -59,10 +64,11 @@ def script(cluster):
 
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_a_script_sees_the_same_whoever_starts_it_and_what_it_made_comes_back(cluster, script, launcher):
+    """Its arguments are its own, though torchrun would take --log for one of its."""
     path = script(ROLL_CALL)
-    out = cluster.ok("train", path, "--launcher", launcher, "--ppn", "2", "--", "--lr", "a b")
+    out = cluster.ok("train", path, "--launcher", launcher, "--ppn", "2", "--", "--log", "a b")
 
-    told = re.findall(r"^\[(\d)\] hello (\d) (\d) 6 2 1 eth0 \['--lr', 'a b'\] (.+)$", out, re.M)
+    told = re.findall(r"^\[(\d)\] hello (\d) (\d) 6 2 1 eth0 \['--log', 'a b'\] (.+)$", out, re.M)
     assert sorted((prefix, rank) for prefix, rank, _, _ in told) == [(str(n), str(n)) for n in range(6)]
     # One thread each, and no CPU for two ranks of a node: what the ranks see, not what was planned.
     masks = {local: {cpus for _, _, its, cpus in told if its == local} for local in "01"}
@@ -113,6 +119,43 @@ def test_a_script_that_goes_wrong_is_told_in_a_line(cluster, script, text, optio
     failed = cluster("train", script(text, "wrong.py"), "--nodes", "2", *options)
     assert (failed.code, said in failed.error_line) == (1, True), failed.err
     assert "rank.py" not in left_over(cluster)
+
+
+WAITS = "import time; print('here', flush=True); time.sleep(600)"
+MAKES_MUCH = """
+import os
+with open("much", "wb") as file:
+    for _ in range(400 if os.environ["RANK"] == "0" else 0): file.write(os.urandom(1 << 20))
+"""
+PHASES = {
+    "start": (WAITS, (), "COMM CORES"),  # the last that is shown before
+    "run": (WAITS, ("--json",), '"start"'),
+    "results": (MAKES_MUCH, ("--json",), '"launcher_exit"'),
+}
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_ctrl_c_ends_a_run_whenever_it_comes_and_leaves_nothing_running(cluster, script, launcher, phase):
+    text, options, seen = PHASES[phase]
+    path = script(text, "interrupted.py")
+    process = cluster.start("train", path, "--launcher", launcher, "--nodes", "2", *options)
+    while seen not in (line := process.stdout.readline()):
+        assert line, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    code, out, err, seconds = ended(process)
+
+    assert (code, err) == (130, "")
+    assert seconds < 15
+    folder = run_folder(cluster)
+    assert f"stopped; logs: runs/{folder.name}" in out or '"problem": "stopped"' in out
+    assert (folder / "logs").is_dir()
+    running = "pgrep -fa 'rank.p[y]|mpiru[n]|hydr[a]|agents.p[y]|head.p[y]|torch.distribute[d]' || true"
+    for node in ("node1", "node2"):
+        assert cluster.on(node, running) == ""
+        left = cluster.on(node, f"cd ~/.clusterctl/runs/{folder.name} && find -size +1M || true")
+        assert bool(left) == (phase == "results" and node == "node1"), "what was not fetched stays"
+    cluster.on("node1", f"rm -rf ~/.clusterctl/runs/{folder.name}")
 
 
 @pytest.mark.parametrize(
@@ -203,4 +246,26 @@ def test_a_run_with_enough_nodes_left_goes_on_without_one(cluster, script):
 
     assert code == 0, err
     assert '"world_size": 2' in out
+    assert eventually(lambda: cluster("status").code == 0, 120)
+
+
+@pytest.mark.slow
+def test_fewer_nodes_go_on_from_the_checkpoint_with_the_batches_of_all(cluster):
+    steps = (*STEPS, "--max_steps", "40", "--dropout", "0")
+    cluster.ok("train", "run_qa", "--", *steps)
+    whole = losses(cluster)
+
+    options = ("--launcher", "torchrun", "--nodes", "2:3", "--restarts", "2", "--json")
+    process = cluster.start("train", "run_qa", *options, "--", *steps)
+    for line in process.stdout:
+        if json.loads(line).get("event") == "checkpoint":
+            break
+    cut_off(cluster, "node3", 90)
+    code, out, err, _ = ended(process, 300)
+
+    assert code == 0, err
+    assert "a step keeps its 15 rows on 2 ranks: 4 rows a rank in each of 2 micro-batches" in out
+    again = losses(cluster)
+    assert [step for step, _ in again] == [step for step, _ in whole] == list(range(1, 41))
+    assert [loss for _, loss in again] == pytest.approx([loss for _, loss in whole], rel=1e-3)
     assert eventually(lambda: cluster("status").code == 0, 120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -60,6 +61,20 @@ def test_users_of_different_names_each_run_it_in_their_own_home() -> None:
     assert node2.startswith("-host node2 -n 1 -env HOME /home/ann -env USER ann -env LOGNAME ann ")
     assert f"/bin/python /home/ann/{rank} recipe/" in node2
     assert "hostfile" not in made.files
+
+
+def test_what_mpirun_starts_on_a_node_is_born_with_the_runs_id(tmp_path: Path) -> None:
+    """Its proxies else know nothing of it, and one that is left could not be found."""
+    (tmp_path / "ssh").write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(planned(2, TWO_CORES, TWO_CORES).files["ssh.sh"])
+    argv = ("sh", wrapper, "-q", "-x", "node2", "/stack/proxy", "--launcher", "a b")
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    said = subprocess.run(argv, env=path, capture_output=True, text=True, check=True).stdout
+    begin = "<-q><-x><-o><BatchMode=yes>"
+    end = f"<node2><env><CLUSTERCTL_RUN_ID={RUN_ID}></stack/proxy><--launcher><a b>"
+    assert (said[: len(begin)], said[-len(end) :]) == (begin, end)
 
 
 def test_ranks_are_numbered_node_by_node() -> None:

@@ -104,6 +104,21 @@ def test_packed_text_and_json_lines_are_unpacked_once(tmp_path):
     assert text.plain_path(packed, folder).read_text() == "new\n"
 
 
+def test_nodes_with_one_home_unpack_a_text_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "ROUND_S", 0)
+    packed, lines = tmp_path / "a.gz", "".join(f"line {number}\n" for number in range(3000))
+    packed.write_bytes(gzip.compress(lines.encode()))
+    at_work = []
+    for hostname in ("n1", "n2"):
+        monkeypatch.setattr("socket.gethostname", lambda hostname=hostname: hostname)
+        at_work.append(text.unpack([packed], tmp_path / "cache"))
+        next(at_work[-1])
+    for unpacking in reversed(at_work):
+        list(unpacking)
+        assert [path.read_text() for path in (tmp_path / "cache").glob("*.txt")] == [lines]
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
 @pytest.mark.parametrize("line", ["{", "[]", "3", '{"text": null}', '{"words": "a"}', "plain words"])
 def test_a_bad_line_of_json_is_named_by_its_number(tmp_path, line):
     path = tmp_path / "a.jsonl"

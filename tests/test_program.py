@@ -44,6 +44,18 @@ def test_a_script_goes_with_the_files_beside_it_but_hidden_ones(folder: Path) ->
     assert make_job(program, ["--lr", "1"]).script_args == ("--lr", "1")
 
 
+def test_a_script_beats_the_recipe_of_its_name_when_it_is_given_by_its_path(folder: Path) -> None:
+    (folder / "run_qa.py").write_text("")
+    for what in ("run_qa.py", "./run_qa.py", str(folder / "run_qa.py")):
+        assert find_program(what).command == ("--folder", "work", "run_qa.py")
+    assert find_program("run_qa").command == ("recipe/question_answering.py",)
+
+
+def test_libraries_in_a_script_are_told_that_cpus_are_meant(folder: Path) -> None:
+    assert make_job(find_program("train.py"), ()).environment == {"ACCELERATE_USE_CPU": "true"}
+    assert make_job(find_program("run_qa"), ()).environment == {}  # it says so itself
+
+
 def test_an_ignore_file_leaves_out_names_at_any_depth_and_whole_paths(folder: Path) -> None:
     (folder / ".clusterctlignore").write_text("# large\n*.json\nold/\nlib/p*.py\n")
     assert sorted(find_program("train.py").files) == ["work/train.py"]
@@ -92,6 +104,14 @@ def test_too_much_is_refused_before_it_is_read(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(run.program, "MOST_FILES", 2)
     with pytest.raises(SettingsError, match="2 files"):
         find_program("train.py")
+
+
+def test_what_earlier_runs_brought_back_is_left_out(folder: Path) -> None:
+    for name in ("plan.txt", "summary.json", "output/model.bin"):
+        path = folder / "results" / "20261121-101500-train-ab12" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    assert not [path for path in find_program("train.py").files if "results" in path]
 
 
 def test_a_link_to_a_folder_is_not_followed_and_an_environment_left_out(folder: Path) -> None:

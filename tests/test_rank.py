@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -57,7 +58,8 @@ def folder(tmp_path: Path) -> Path:
     """A run folder as execute.py leaves it on a node."""
     for name in ("rank.py", "head.py"):
         shutil.copy(HERE / name, tmp_path)
-    (tmp_path / "node").write_text("here\n")
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "nodes" / socket.gethostname()).write_text("here\n")
     (tmp_path / "plan.json").write_text(plan_json())
     return tmp_path
 
@@ -247,11 +249,21 @@ def test_the_recipes_events_pass_and_are_given_their_rank(start_rank: Start) -> 
 
 
 def test_a_rank_on_another_node_than_planned_is_an_error(start_rank: Start, folder: Path) -> None:
-    (folder / "node").write_text("other")
+    (folder / "nodes" / socket.gethostname()).write_text("other")
     process = start_rank(SHOW)
     events = events_of(output_of(process))
     assert "put rank 1 on other, the plan does not" in events["error"].text
     assert (process.returncode, events["exit"].data["code"]) == (2, 2)
+
+
+def test_a_rank_is_told_its_node_where_the_launcher_can(folder: Path) -> None:
+    (folder / "script.py").write_text("")
+    (folder / "nodes" / socket.gethostname()).write_text("other")
+    command = [sys.executable, str(folder / "rank.py"), "--node", "here", "script.py"]
+    done = subprocess.run(
+        command, env={"PATH": os.environ["PATH"], **MPI_ENV}, capture_output=True, text=True, check=True
+    )
+    assert events_of(done.stdout.splitlines())["exit"].node == "here"
 
 
 def test_cpus_that_are_not_there_are_an_error(start_rank: Start, folder: Path) -> None:

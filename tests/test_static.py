@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +20,19 @@ from provision.openssh import KnownKeys, fingerprint, resolve
 from provision.providers.static.host_keys import judge
 from provision.providers.static.originals import Entry, Kind, Store, Touched, plan_return
 from provision.steps.texts import write_text
-from tests.bare_metal import PASSWORD, BareMetal, LabCommand, differences, share
-from tests.local_nodes import LocalCluster, eventually, make_key, needs_nodes
+from tests.bare_metal import (
+    PASSWORD,
+    LabCommand,
+    at,
+    bare_metal,
+    differences,
+    known,
+    login,
+    roots,
+    share,
+    with_one_home,
+)
+from tests.local_nodes import eventually, needs_nodes
 
 KEY = "ssh-ed25519 " + "A" * 68
 OTHER = "ssh-ed25519 " + "B" * 68
@@ -146,54 +157,12 @@ def test_two_machines_write_the_same_file_of_a_shared_home_at_once(tmp_path):
 # Real machines.
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[LocalCluster]:
-    cluster = LocalCluster(f"lab-{os.getpid()}", tmp_path)
-    try:
-        yield cluster
-    finally:
-        cluster.destroy()
-
-
-@pytest.fixture
-def command(tmp_path: Path, stack: Path) -> LabCommand:
-    home = tmp_path / "home"
-    (home / ".ssh").mkdir(parents=True, mode=0o700)
-    make_key(home / ".ssh")
-    return LabCommand(f"lab{os.getpid()}", home)
-
-
-def bare_metal(lab: LocalCluster, *names: str, **settings: object) -> BareMetal:
-    lab.up(*names, **settings)
-    bare = BareMetal(lab)
-    for name in names:
-        bare.stranger(name)
-    return bare
-
-
-def known(bare: BareMetal, command: LabCommand, *names: str, port: int = 22) -> None:
-    """The operator has met these machines before."""
-    with (command.ssh / "known_hosts").open("a") as file:
-        for name in names:
-            address = bare.address(name)
-            file.write(f"{address if port == 22 else f'[{address}]:{port}'} {bare.node(name).host_keys[0]}\n")
-
-
-def at(bare: BareMetal, name: str, user: str, more: str = "") -> str:
-    return f"ansible_host: {bare.address(name)}, ansible_user: {user}" + (f", {more}" if more else "")
-
-
-def login(command: LabCommand) -> Path:
-    return command.ssh / "id_ed25519"
-
-
-def roots(bare: BareMetal, command: LabCommand, *names: str, **vars: str) -> str:
-    """The inventory of machines that the operator has met before and whose root his key opens."""
-    for name in names:
-        bare.authorize(name, "root", login(command))
-    (command.ssh / "config").write_text(f"IdentityFile {login(command)}\n")
-    known(bare, command, *names)
-    return command.inventory(**{name: at(bare, name, "root", vars.get(name, "")) for name in names})
+WHO = """
+import os, pathlib, socket
+rank = os.environ["RANK"]
+print(rank, os.environ["LOCAL_RANK"], "on", socket.gethostname(), flush=True)
+pathlib.Path(f"by-{rank}").touch()
+"""
 
 
 def failed(ended) -> dict[str, str]:
@@ -520,13 +489,7 @@ class TestOnMachines:
 
     def test_a_home_that_all_machines_share(self, lab, command):
         bare = bare_metal(lab, "m1", "m2")
-        for name in ("m1", "m2"):
-            bare.root(name, "useradd -m -u 1500 ann; echo 'ann ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/ann")
-        share(bare.pid("m1"), bare.pid("m2"), "/home/ann")
-        bare.authorize("m1", "ann", login(command))
-        (command.ssh / "config").write_text(f"IdentityFile {login(command)}\n")
-        known(bare, command, "m1", "m2")
-        path = command.inventory(m1=at(bare, "m1", "ann"), m2=at(bare, "m2", "ann"))
+        path = with_one_home(bare, command, "m1", "m2")
         before = {name: bare.look(name) for name in ("m1", "m2")}
 
         assert command("up", "-i", path).code == 0
@@ -539,6 +502,44 @@ class TestOnMachines:
 
         assert differences(before["m1"], bare.look("m1")) == {}
         assert differences(before["m2"], bare.look("m2")) == {}
+
+    @pytest.mark.stack
+    def test_machines_with_one_home_train_and_leave_nothing_in_it(self, lab, command):
+        bare = bare_metal(lab, "m1", "m2", "m3")
+        path = with_one_home(bare, command, "m1", "m2", alone=("m3",))
+        assert command("up", "-i", path).code == 0
+        script = command.home / "project" / "who.py"
+        script.parent.mkdir()
+        script.write_text(WHO)
+
+        for launcher in ("mpirun", "torchrun"):
+            out = command.ok("train", str(script), "--launcher", launcher, "--ppn", "2")
+
+            told = re.findall(r"^\[(\d)\] (\d) (\d) on (m\d)$", out, re.M)
+            assert sorted(told) == [(str(n), str(n), str(n % 2), f"m{n // 2 + 1}") for n in range(6)]
+            folder = max((command.home / "runs").iterdir())
+            logs = {path.name for path in (folder / "logs").iterdir()}
+            assert logs == {"launcher.log", *(f"rank-00{n}.log" for n in range(6))}
+            made = {path.name for path in (folder / "output").iterdir()}
+            assert made == {"by-0", "by-1", "by-2", "by-3"}  # m3 has a home of its own
+            assert bare.root("m1", "ls -A /home/ann/.clusterctl/runs") == ""
+
+        assert command("down", "--yes").code == 0
+
+    @pytest.mark.stack
+    @pytest.mark.slow
+    @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+    def test_the_recipe_trains_and_goes_on_in_a_home_that_machines_share(self, lab, command, launcher):
+        bare = bare_metal(lab, "m1", "m2")
+        path = with_one_home(bare, command, "m1", "m2")
+        assert command("up", "-i", path).code == 0
+        few = ("--max_train_samples", "24", "--max_eval_samples", "8", "--save_strategy", "steps")
+
+        command.ok("train", "run_qa", "--launcher", launcher, "--", *few, "--max_steps", "2")
+        out = command.ok("train", "run_qa", "--resume", "last", "--", "--max_steps", "4")
+
+        assert "going on from step 2" in out
+        assert (max((command.home / "runs").iterdir()) / "output" / "model.safetensors").exists()
 
     @pytest.mark.slow
     def test_two_clusters_on_one_machine_go_separately(self, lab, command):

@@ -146,6 +146,21 @@ def test_a_second_ctrl_c_ends_at_once(cluster):
     assert "rank.py" not in left_over(cluster)
 
 
+@pytest.mark.slow
+def test_nothing_stays_whenever_a_launch_is_killed(cluster, tmp_path):
+    """mpirun that is killed as it starts leaves a proxy behind, which computes for ever."""
+    (tmp_path / "sleep.py").write_text("import time; time.sleep(100)")
+    for after_s in (0.5, 0.7, 0.8, 0.9, 1.0, 1.2):
+        process = cluster.start("train", str(tmp_path / "sleep.py"))
+        assert "ranks on" in process.stdout.readline()
+        time.sleep(after_s)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        assert ended(process)[0] == 130
+        assert "hydra" not in left_over(cluster)
+
+
 def test_a_killed_rank_ends_the_run_and_is_named(cluster):
     process = started(cluster)
     cluster.on("node2", "pkill -KILL -f recipe/question_answering.py")

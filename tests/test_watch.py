@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
 from provision.model import Cluster
 from run.events import Event, parse_line
 from run.job import LaunchPlan
 from run.launchers.common import Ground
 from run.launchers.mpirun import plan
+from run.program import Program
 from run.summary import summarise
 from run.watch import FAILURE_GRACE_S, READY_MARGIN_S, Watch
 from tests.run_cases import STACK, TWO_CORES, TWO_SOCKETS, cluster, facts, job, layouts
@@ -106,6 +112,17 @@ def test_the_victim_of_a_lost_peer_is_not_the_cause() -> None:
     assert made.cause() == (
         "rank 2 on node2 was killed by signal 9: out of memory? see `dmesg` there; last output: loading"
     )
+
+
+def test_an_abort_while_python_ended_is_told_from_any_other() -> None:
+    cause = watch(*STARTED, ended(2, 134, "terminate called without an active exception")).cause()
+    assert cause == (
+        "rank 2 on node2 was killed by signal 6: Python ended under a thread of gloo's, a known fault of "
+        "PyTorch's; where all the work was done, let the script end with `sys.stdout.flush(); os._exit(0)`; "
+        "last output: terminate called without an active exception"
+    )
+    cause = watch(*STARTED, ended(2, 134, "free(): invalid pointer")).cause()
+    assert cause == "rank 2 on node2 was killed by signal 6: last output: free(): invalid pointer"
 
 
 def test_nor_where_the_lost_peer_merely_failed() -> None:
@@ -240,3 +257,69 @@ def test_what_a_peer_says_of_a_lost_rank_is_not_the_cause() -> None:
     cause = watch(*STARTED, told, ended(2, 139)).cause()
     assert cause is not None
     assert cause.startswith("rank 2 on node2 was killed by signal 11")
+
+
+def lost_agent(node: str, code: int, *lines: str) -> Event:
+    return Event("agent_exit", node=node, data={"code": code, "last_lines": lines})
+
+
+DOCKERD = "docker: Cannot connect to the Docker daemon at unix:///var/run/docker.sock."
+LOST_AGENTS = {
+    "no image, in podman 4.3.1's words": (
+        "docker",
+        [("node2", 125, "Trying to pull me/x:1...", "Error: initializing source docker://me/x:1: refused")],
+        "node2: the container ended with exit code 125: Error: initializing source docker://me/x:1: refused; "
+        "bring the image there first, by pull or load: `clusterctl exec -- podman pull IMAGE`",
+    ),
+    "no daemon, in Docker 28's": (
+        "docker",
+        [(node, 125, DOCKERD, "", "Run 'docker run --help' for more") for node in ("node1", "node2")],
+        f"node1, node2: the container ended with exit code 125: {DOCKERD}; "
+        "start Docker there, and let its user use it",
+    ),
+    "no engine on one": (
+        "docker",
+        [("node2", 127, "node2: docker cannot be started: No such file or directory"), ("node1", 143)],
+        "node2: the container ended with exit code 127: docker cannot be started: No such file or "
+        "directory; install that engine there, or choose the other: --set engine=...",
+    ),
+    "torchrun's own error": (
+        "torchrun",
+        [("node2", 1, "RendezvousTimeoutError: it took too long", "=" * 60)],
+        "node2: the agent ended with exit code 1: RendezvousTimeoutError: it took too long",
+    ),
+    "a node that is gone": (
+        "torchrun",
+        [("node2", 255, "Timeout, server 10.0.0.2 not responding.")],
+        "node2: the way there from node1 was lost: Timeout, server 10.0.0.2 not responding.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("launcher", "agents", "said"), LOST_AGENTS.values(), ids=LOST_AGENTS)
+def test_an_agent_that_starts_no_rank_is_named_with_its_node_and_what_to_do(launcher, agents, said) -> None:
+    made = Watch(replace(made_plan(), launcher=launcher), JOB, 0.0)
+    for agent in agents:
+        made.feed(lost_agent(*agent), 1.0)
+    made.feed(Event("launcher_exit", data={"code": agents[0][1]}), 1.0)
+    assert made.cause() == said
+
+
+def test_ranks_that_failed_say_more_than_their_agents() -> None:
+    made = Watch(replace(made_plan(), launcher="torchrun"), JOB, 0.0)
+    for event in (*STARTED, ended(2, 1, "ValueError: x"), lost_agent("node2", 1, "ChildFailedError:")):
+        made.feed(event, 1.0)
+    assert made.cause() == "rank 2 on x ended with exit code 1: ValueError: x"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "where"),
+    [("mpirun", "`packages` of the inventory"), ("docker", "the image, `clusterctl image --package`")],
+)
+def test_a_package_that_a_script_lacks_is_told_with_the_place_for_it(launcher, where) -> None:
+    own = replace(JOB, program=Program("mine", ("mine.py",), source=Path()))
+    why = "ModuleNotFoundError: No module named 'evaluate'"
+    for job_of, told in ((own, f"{why}; what pip has goes into {where}"), (JOB, why)):
+        made = Watch(replace(made_plan(), launcher=launcher), job_of, 0.0)
+        made.feed(ended(0, 1, why), 1.0)
+        assert made.cause() == f"rank 0 on node1 ended with exit code 1: {told}"

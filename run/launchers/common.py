@@ -73,6 +73,7 @@ class Ground:
         """What is the same for every rank."""
         return {
             "CLUSTERCTL_RUN_ID": self.job.run_id,
+            "CLUSTERCTL_RANKS": str(len(self.ranks)),
             "CLUSTERCTL_RENDEZVOUS_TIMEOUT_S": f"{self.job.rendezvous_timeout_s:.0f}",
             "MASTER_ADDR": self.cluster.head.mesh_address,
             "MASTER_PORT": str(self.master_port),

@@ -12,6 +12,9 @@ What hydra (impi-rt 2021.18) does, measured, and what follows from it:
    run/watch.py must see failures in rank.py's events, and end the run.
 7. A node that dies silently is noticed by ssh's keep-alive only, hence ServerAlive*.
 8. It has one command for all nodes, or one for each (`:`), which different home folders need.
+9. Killed while it starts, it leaves a hydra_pmi_proxy on a node that computes for ever, and knows nothing of
+   the environment that ranks are given. With SSH in the place of ssh each proxy is born with the run's id, by
+   which the sweep finds it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,16 @@ from collections.abc import Mapping
 
 from run.job import RUNS_FOLDER, LaunchPlan
 from run.launchers.common import SSH_OPTIONS, SYSTEM_PATH, Ground, plan_json, run_files
+
+SSH = "ssh.sh"
+_SSH = """#!/bin/sh
+# As mpirun calls ssh: its options, none with a value, a node, and what to run there.
+options=
+while [ "${{1#-}}" != "$1" ]; do options="$options $1"; shift; done
+node=$1
+shift
+exec ssh $options {options} "$node" env CLUSTERCTL_RUN_ID={run_id} "$@"
+"""
 
 
 def plan(ground: Ground) -> LaunchPlan:
@@ -38,7 +51,8 @@ def plan(ground: Ground) -> LaunchPlan:
     argv = (f"{ground.stack_dir}/bin/mpirun", *placed)
     environment = _launcher_environment(ground.stack_dir)
     launcher = {"argv": argv, "environment": environment}
-    files = {**hostfile, "plan.json": plan_json(ground, launcher)}
+    ssh = _SSH.format(options=" ".join(SSH_OPTIONS), run_id=job.run_id)
+    files = {**hostfile, SSH: ssh, "plan.json": plan_json(ground, launcher)}
     return LaunchPlan(
         job.run_id, nodes, ground.ranks, argv, environment, ground.python, files, run_files(job),
         job.head_uploads,
@@ -71,6 +85,6 @@ def _launcher_environment(stack_dir: str) -> dict[str, str]:
     return {
         "PATH": f"{stack_dir}/bin:{SYSTEM_PATH}",
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": " ".join(SSH_OPTIONS),
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": f"./{SSH}",
         "I_MPI_PIN": "off",
     }

@@ -86,6 +86,7 @@ def output_folder(job: TrainJob, settings: KubernetesSettings) -> str:
 def pod_environment(job: TrainJob, settings: KubernetesSettings) -> list[Manifest]:
     plain = {
         "CLUSTERCTL_RUN_ID": job.run_id,
+        "CLUSTERCTL_RANKS": str(settings.nodes * settings.ppn),
         "CLUSTERCTL_RENDEZVOUS_TIMEOUT_S": f"{job.rendezvous_timeout_s:.0f}",
         "OMP_NUM_THREADS": str(settings.threads_a_rank),
         **_preloaded(settings),
