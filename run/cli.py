@@ -62,6 +62,16 @@ def _ended(command: Callable[Command, int]) -> Callable[Command, None]:
     return run
 
 
+# Panels of --help.
+MEASURE = "First looks, and proof"
+RANKS = "Where and how ranks run"
+CONTAINERS = "Containers and Kubernetes"
+GOING_ON = "Runs that were interrupted"
+EC2 = "EC2"
+OWN_MACHINES = "Your own machines"
+ALSO = "While it stands"
+LOOK = "Inventories, playbooks, stacks"
+
 Name = Annotated[str | None, typer.Option("--name", help="The cluster; needed only where there are several.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Region = Annotated[
@@ -89,7 +99,10 @@ def up(
         bool, typer.Option("--dry-run", help="Say what would be made and what it costs; make nothing.")
     ] = False,
     bake: Annotated[
-        bool, typer.Option("--bake", help="EC2: make an image of the head, start the others from it.")
+        bool,
+        typer.Option(
+            "--bake", help="Make an image of the head, start the others from it.", rich_help_panel=EC2
+        ),
     ] = False,
     replace: Annotated[
         list[str] | None, typer.Option("--replace", help="Remove this node and make it anew (repeatable).")
@@ -97,25 +110,38 @@ def up(
     accept_new_host_keys: Annotated[
         bool,
         typer.Option(
-            "--accept-new-host-keys", help="Your own machines: trust host keys that nobody vouched for."
+            "--accept-new-host-keys",
+            help="Trust host keys that nobody vouched for.",
+            rich_help_panel=OWN_MACHINES,
         ),
     ] = False,
     password_fd: Annotated[
         int | None,
-        typer.Option("--password-fd", help="Your own machines: the first login's password, from this fd."),
+        typer.Option(
+            "--password-fd", help="The first login's password, from this fd.", rich_help_panel=OWN_MACHINES
+        ),
     ] = None,
     password_command: Annotated[
-        str | None, typer.Option("--password-command", help="Or what this prints: 'pass show lab'.")
+        str | None,
+        typer.Option(
+            "--password-command", help="Or what this prints: 'pass show lab'.", rich_help_panel=OWN_MACHINES
+        ),
     ] = None,
     sudo_password_fd: Annotated[
-        int | None, typer.Option("--sudo-password-fd", help="sudo's, where it is another one.")
+        int | None,
+        typer.Option(
+            "--sudo-password-fd", help="sudo's, where it is another one.", rich_help_panel=OWN_MACHINES
+        ),
     ] = None,
     sudo_password_command: Annotated[
-        str | None, typer.Option("--sudo-password-command", help="Or what this prints.")
+        str | None,
+        typer.Option("--sudo-password-command", help="Or what this prints.", rich_help_panel=OWN_MACHINES),
     ] = None,
     forget: Annotated[
         list[str] | None,
-        typer.Option("--forget", help="Your own machines: give up on this one, as it is (repeatable)."),
+        typer.Option(
+            "--forget", help="Give up on this one, as it is (repeatable).", rich_help_panel=OWN_MACHINES
+        ),
     ] = None,
     as_json: Json = False,
 ) -> int:
@@ -190,73 +216,160 @@ def train(
     ] = False,
     smoke: Annotated[
         bool,
-        typer.Option("--smoke", help="A minute on one node: does it work, how long would an epoch take?"),
+        typer.Option(
+            "--smoke",
+            help="A minute on one node: does it work, how long would an epoch take?",
+            rich_help_panel=MEASURE,
+        ),
+    ] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="Some minutes on the nodes: which ranks, precision and micro-batch are fastest for these "
+            "arguments, at the same global batch? The best is kept, and later runs use it.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = False,
+    no_tuned: Annotated[
+        bool,
+        typer.Option(
+            "--no-tuned", help="Without what --tune has kept: the default layout.", rich_help_panel=MEASURE
+        ),
     ] = False,
     launcher: Annotated[
         str,
         typer.Option(
-            "--launcher", help="mpirun (the default), torchrun, docker or kubernetes.", show_default=False
+            "--launcher",
+            help="mpirun (the default), torchrun, docker or kubernetes.",
+            show_default=False,
+            rich_help_panel=RANKS,
         ),
     ] = "",
     nodes: Annotated[
         str | None,
-        typer.Option("--nodes", help="How many take part; also LEAST:MOST, but under mpirun."),
+        typer.Option(
+            "--nodes", help="How many take part; also LEAST:MOST, but under mpirun.", rich_help_panel=RANKS
+        ),
     ] = None,
     restarts: Annotated[
-        int, typer.Option("--restarts", min=0, help="All but mpirun: how often lost ranks begin anew.")
+        int,
+        typer.Option(
+            "--restarts",
+            min=0,
+            help="All but mpirun: how often lost ranks begin anew.",
+            rich_help_panel=RANKS,
+        ),
     ] = 0,
     idle_timeout_s: Annotated[
         float | None,
-        typer.Option("--idle-timeout", help="Seconds in which no rank prints or computes (600)."),
+        typer.Option(
+            "--idle-timeout",
+            min=1,
+            help="Seconds in which no rank prints or computes (600).",
+            rich_help_panel=RANKS,
+        ),
     ] = None,
     settings_file: Annotated[
         Path | None,
-        typer.Option("--settings", help="docker, kubernetes: a YAML file: image, volumes, cpu, namespace..."),
+        typer.Option(
+            "--settings", help="A YAML file: image, volumes, cpu, namespace...", rich_help_panel=CONTAINERS
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="One of these settings, KEY=VALUE; wins over the file (repeatable)."),
+        typer.Option(
+            "--set",
+            help="One of these settings, KEY=VALUE; wins over the file (repeatable).",
+            rich_help_panel=CONTAINERS,
+        ),
     ] = None,
-    kind: Annotated[str, typer.Option("--kind", help="kubernetes: pytorchjob or trainjob.")] = "pytorchjob",
+    kind: Annotated[
+        str, typer.Option("--kind", help="kubernetes: pytorchjob or trainjob.", rich_help_panel=CONTAINERS)
+    ] = "pytorchjob",
     context: Annotated[
-        str | None, typer.Option("--context", help="kubernetes: kubectl's context, else its current one.")
+        str | None,
+        typer.Option(
+            "--context",
+            help="kubernetes: kubectl's context, else its current one.",
+            rich_help_panel=CONTAINERS,
+        ),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="kubernetes: the job is not deleted when it has ended.")
+        bool,
+        typer.Option(
+            "--keep", help="kubernetes: the job is not deleted when it has ended.", rich_help_panel=CONTAINERS
+        ),
     ] = False,
     backend: Annotated[
-        str | None, typer.Option("--backend", help="gloo, ccl, auto, or what --backend-module registers.")
+        str | None,
+        typer.Option(
+            "--backend", help="gloo, ccl, auto, or what --backend-module registers.", rich_help_panel=RANKS
+        ),
     ] = None,
     backend_module: Annotated[
         str | None,
-        typer.Option("--backend-module", help="Imported by every rank: a module there, or a .py file here."),
+        typer.Option(
+            "--backend-module",
+            help="Imported by every rank: a module there, or a .py file here.",
+            rich_help_panel=RANKS,
+        ),
     ] = None,
     ppn: Annotated[
-        int | None, typer.Option("--ppn", min=1, help="Ranks on each node; else one per NUMA node.")
+        int | None,
+        typer.Option(
+            "--ppn", min=1, help="Ranks on each node; else one per NUMA node.", rich_help_panel=RANKS
+        ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="OpenMP threads of each rank; else its cores.")
+        int | None,
+        typer.Option(
+            "--threads", min=1, help="OpenMP threads of each rank; else its cores.", rich_help_panel=RANKS
+        ),
     ] = None,
     rendezvous_timeout_s: Annotated[
-        float | None, typer.Option("--rendezvous-timeout", help="Seconds for all ranks to meet (120).")
+        float | None,
+        typer.Option(
+            "--rendezvous-timeout",
+            min=1,
+            help="Seconds for all ranks to meet (120).",
+            rich_help_panel=RANKS,
+        ),
     ] = None,
     runs_folder: Annotated[
         Path, typer.Option("--runs", help="Where the run's model, metrics and logs are brought.")
     ] = Path("runs"),
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the mpirun line, environment and files; start nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the mpirun line, environment and files; start nothing.",
+            rich_help_panel=MEASURE,
+        ),
     ] = False,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", help="Go on with this run, or the last: its arguments, its checkpoint."),
+        typer.Option(
+            "--resume",
+            help="Go on with this run, or the last: its arguments, its checkpoint.",
+            rich_help_panel=GOING_ON,
+        ),
     ] = None,
     replace_nodes: Annotated[
         bool,
-        typer.Option("--replace", help="Nodes that are about to end are made anew, and the run goes on."),
+        typer.Option(
+            "--replace",
+            help="Nodes that are about to end are made anew, and the run goes on.",
+            rich_help_panel=GOING_ON,
+        ),
     ] = False,
     prove_amx: Annotated[
         bool,
-        typer.Option("--prove-amx", help="Show what multiplied in three of its steps: AMX, or a fallback."),
+        typer.Option(
+            "--prove-amx",
+            help="Show what multiplied in three of its steps: AMX, or a fallback.",
+            rich_help_panel=MEASURE,
+        ),
     ] = False,
     as_json: Json = False,
 ) -> int:
@@ -296,11 +409,13 @@ def train(
             backend,
             backend_module,
             smoke,
+            tune,
+            not no_tuned,
         )
     )
 
 
-@app.command()
+@app.command(rich_help_panel=ALSO)
 @_ended
 def status(name: Name = None, region: Region = None, as_json: Json = False) -> int:
     """Show what stands. Exit code 1 if a node does not run."""
@@ -309,7 +424,7 @@ def status(name: Name = None, region: Region = None, as_json: Json = False) -> i
     return run_status(name, region, as_json=as_json)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel=ALSO)
 @_ended
 def ssh(
     node: Annotated[str | None, typer.Argument(help="The node; without one, the head.")] = None,
@@ -322,7 +437,7 @@ def ssh(
     return run_ssh(name, node, command or [])
 
 
-@app.command("exec", context_settings={"ignore_unknown_options": True})
+@app.command("exec", context_settings={"ignore_unknown_options": True}, rich_help_panel=ALSO)
 @_ended
 def exec_(
     command: Annotated[list[str], typer.Argument(help="After `--`: the command and its arguments.")],
@@ -361,40 +476,40 @@ def down(
     return run_down(name, region, images=images, purge=purge, forget=forget, yes=yes, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=EC2)
 @_ended
 def extend(
     ttl: Annotated[str, typer.Argument(help="So long from now: 90m, 12h, 3d; or none.")],
     name: Name = None,
     as_json: Json = False,
 ) -> int:
-    """EC2: let a cluster end later, or earlier, than its ttl says."""
+    """Let a cluster end later, or earlier, than its ttl says."""
     from run.commands.fleet import extend as run_extend
 
     return run_extend(ttl, name, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=EC2)
 @_ended
 def ls(region: Region = None, all_regions: AllRegions = False, as_json: Json = False) -> int:
-    """EC2: list every cluster in the account, whoever made it."""
+    """List every cluster in the account, whoever made it."""
     from run.commands.fleet import ls as run_ls
 
     return run_ls(region, all_regions=all_regions, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=EC2)
 @_ended
 def gc(
     region: Region = None, all_regions: AllRegions = False, yes: Yes = False, as_json: Json = False
 ) -> int:
-    """EC2: remove what is left of half-made or expired clusters."""
+    """Remove what is left of half-made or expired clusters."""
     from run.commands.fleet import gc as run_gc
 
     return run_gc(region, all_regions=all_regions, yes=yes, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=EC2)
 @_ended
 def images(
     region: Region = None,
@@ -403,7 +518,7 @@ def images(
     yes: Yes = False,
     as_json: Json = False,
 ) -> int:
-    """EC2: list the images that `up --bake` made; --prune deletes old ones."""
+    """List the images that `up --bake` made; --prune deletes old ones."""
     from run.commands.fleet import images as run_images
 
     return run_images(region, prune=prune, keep=keep, yes=yes, as_json=as_json)
@@ -412,7 +527,7 @@ def images(
 playbook_app = typer.Typer(
     no_args_is_help=True, help="List, show and run playbooks, the site's and your own."
 )
-app.add_typer(playbook_app, name="playbook")
+app.add_typer(playbook_app, name="playbook", rich_help_panel=LOOK)
 
 
 @playbook_app.command("list")
@@ -462,7 +577,7 @@ def playbook_run(
 
 
 stack_app = typer.Typer(no_args_is_help=True, help="List, show and verify the stacks that nodes train with.")
-app.add_typer(stack_app, name="stack")
+app.add_typer(stack_app, name="stack", rich_help_panel=LOOK)
 
 
 @stack_app.command("list")
@@ -495,7 +610,7 @@ def stack_verify(name: Name = None, as_json: Json = False) -> int:
     return verify(name, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 @_ended
 def image(
     output: Annotated[
@@ -503,15 +618,19 @@ def image(
     ],
     stack: Annotated[str, typer.Option("--stack", help="The stack that is in it.")] = "native",
     tag: Annotated[str | None, typer.Option("--tag", "-t", help="The image's name.")] = None,
+    package: Annotated[
+        list[str] | None,
+        typer.Option("--package", "-p", help="What your script needs beside it; repeatable."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Write what a container image of a stack is built from, for --launcher docker and kubernetes."""
     from run.commands.kubernetes import image as write_image
 
-    return write_image(output, stack, tag, as_json=as_json)
+    return write_image(output, stack, tag, packages=package or (), as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=ALSO)
 @_ended
 def log(
     node: Annotated[str | None, typer.Argument(help="The node; without one, each.")] = None,
@@ -525,7 +644,7 @@ def log(
     return show_log(name, node, last, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 @_ended
 def init(
     kind: Annotated[str, typer.Argument(help="local, metal, ec2 or ec2-metal.")] = "local",
@@ -540,7 +659,7 @@ def init(
     return run_init(kind, output, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 @_ended
 def inventory(
     name: Name = None,
@@ -565,7 +684,10 @@ def inventory(
 def main() -> None:
     """Entry point."""
     signal.signal(signal.SIGTERM, _interrupt)
-    app()
+    try:
+        app()
+    except KeyboardInterrupt:  # before the command itself began
+        sys.exit(130)
 
 
 def _interrupt(signum: int, frame: object) -> NoReturn:

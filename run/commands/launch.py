@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from playbooks.amx import judge
 from provision.amx import ladder_script
@@ -22,6 +24,7 @@ from run.commands.check_amx import climb
 from run.commands.common import count, open_hosts, print_json, print_table, standing_cluster
 from run.commands.interrupts import counted_interrupts
 from run.commands.settings import read_settings
+from run.commands.tuned import layout_settings, with_kept
 from run.events import Event
 from run.execute import RunOutcome
 from run.execute import train as execute
@@ -30,13 +33,15 @@ from run.launchers import docker, mpirun, torchrun
 from run.launchers.common import Ground
 from run.launchers.containers import ContainerSettings
 from run.launchers.torchrun import Elastic
-from run.layout import HEADINGS, LayoutSettings, NodeLayout, lay_out_all
+from run.layout import HEADINGS, NodeLayout, lay_out_all
 from run.preflight import check
-from run.program import find_program
-from run.progress import display_for
+from run.program import RECIPES, find_program
+from run.progress import Display, display_for
 from run.proof import with_proof
 from run.resume import Request, find_checkpoint, go_on_from
-from run.smoke import Smoke
+
+TUNED_LAUNCHERS = ("mpirun", "torchrun")
+"""Those that train with the nodes' own stack; a container's may be fast at other things."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ class TrainOptions:
 
     `program` is a recipe's name or a path, or by `kind` a module or a bash line. `nodes` is how many take
     part: "2", or under torchrun "2:4". An empty `launcher` is mpirun, or that of the run to resume.
-    `settings` are "key=value" of the launcher's settings, over those of `settings_file`.
+    `settings` are "key=value" of the launcher's settings, over those of `settings_file`. With `use_tuned` the
+    run takes what --tune has kept.
     """
 
     program: str
@@ -80,9 +86,37 @@ class TrainOptions:
     backend: str | None = None
     backend_module: str | None = None
     smoke: bool = False
+    tune: bool = False
+    use_tuned: bool = True
+
+    @property
+    def is_tunable(self) -> bool:
+        """Whether what --tune keeps is for such a run: a recipe, on a number of nodes that stays the same."""
+        is_range = self.nodes is not None and ":" in self.nodes
+        return self.program in RECIPES and self.launcher in TUNED_LAUNCHERS and not is_range
 
 
-def launch(options: TrainOptions, smoke: Smoke | None = None) -> RunOutcome | None:
+class Onlooker(Protocol):
+    """Is fed with a run's events, and ends it when it has seen enough."""
+
+    def feed(self, event: Event) -> None: ...
+    @property
+    def is_over(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A launch that is only measured: shown in `display`, ended by `interrupts` too, and nothing of it stays
+    on the nodes.
+    """
+
+    display: Display
+    interrupts: list[int]
+
+
+def launch(
+    options: TrainOptions, onlooker: Onlooker | None = None, trial: Trial | None = None
+) -> RunOutcome | None:
     """One run, from the record as it is now; None after --dry-run."""
     backend = find_backend(options.backend, options.backend_module, options.script_args)
     job = with_backend(_job(options), backend)
@@ -91,10 +125,13 @@ def launch(options: TrainOptions, smoke: Smoke | None = None) -> RunOutcome | No
     plan = _planner(options, least)
     with open_hosts(cluster) as all_hosts:
         hosts = [host for host in all_hosts if host.node in taking_part]
-        facts = _facts(cluster, hosts)
+        facts = fresh_facts(cluster, hosts)
         _refuse_without_amx(cluster, hosts, facts)
-        shares = {node.name: node.core_share for node in cluster.nodes}
-        layouts = lay_out_all(facts, LayoutSettings(options.ppn, options.threads, None, shares))
+        as_kept = with_kept(options, cluster, facts, backend)
+        if as_kept is not options:
+            options, job = as_kept, with_backend(_job(as_kept), backend)
+        job = replace(job, is_trial=trial is not None)
+        layouts = lay_out_all(facts, layout_settings(options, cluster))
         stack = stack_of(cluster)
         if uses_ccl(backend, stack.versions, stack.kind):
             job, layouts = with_ccl_workers(job, layouts, facts)
@@ -105,9 +142,9 @@ def launch(options: TrainOptions, smoke: Smoke | None = None) -> RunOutcome | No
         if options.dry_run:
             _show_plan(made, as_json=options.as_json)
             return None
-        if not options.as_json:
+        if not options.as_json and trial is None:
             _show_layout(made, layouts, backend.name or GLOO)
-        return _run(options, hosts, made, job, smoke)
+        return _run(options, hosts, made, job, onlooker, trial)
 
 
 def _planner(options: TrainOptions, least_nodes: int) -> Callable[[Ground], LaunchPlan]:
@@ -204,7 +241,7 @@ def _from_checkpoint(options: TrainOptions, hosts: Sequence[SshHost], job: Train
     return go_on_from(job, found)
 
 
-def _facts(cluster: Cluster, hosts: Sequence[SshHost]) -> dict[str, NodeFacts]:
+def fresh_facts(cluster: Cluster, hosts: Sequence[SshHost]) -> dict[str, NodeFacts]:
     """Fresh facts of every node. Raises LaunchError with a line for each node that does not answer."""
     seen = gather(cluster, hosts)
     errors = [str(each) for each in seen.values() if isinstance(each, ClusterctlError)]
@@ -247,22 +284,28 @@ def _show_layout(launch: LaunchPlan, layouts: Mapping[str, NodeLayout], backend:
 
 
 def _run(
-    options: TrainOptions, hosts: Sequence[SshHost], launch: LaunchPlan, job: TrainJob, smoke: Smoke | None
+    options: TrainOptions,
+    hosts: Sequence[SshHost],
+    launch: LaunchPlan,
+    job: TrainJob,
+    onlooker: Onlooker | None,
+    trial: Trial | None,
 ) -> RunOutcome:
     def note(event: Event) -> None:
         shown.show(event)
-        if smoke is not None:
-            smoke.feed(event)
+        if onlooker is not None:
+            onlooker.feed(event)
 
+    usual = display_for(as_json=options.as_json, ranks=launch.world_size, echo=not job.program.reports)
     with (
-        counted_interrupts() as interrupts,
-        display_for(as_json=options.as_json, ranks=launch.world_size, echo=not job.program.reports) as shown,
+        nullcontext(trial.interrupts) if trial else counted_interrupts() as interrupts,
+        trial.display if trial else usual as shown,
     ):
         return execute(
             hosts,
             launch,
             job,
             on_event=note,
-            stop_requests=lambda: len(interrupts) or int(smoke is not None and smoke.is_over),
+            stop_requests=lambda: len(interrupts) or int(onlooker is not None and onlooker.is_over),
             runs_folder=options.runs_folder,
         )

@@ -10,6 +10,7 @@ from provision.errors import ClusterctlError, LaunchError, SettingsError
 from run.commands.common import open_hosts, print_json, standing_cluster
 from run.commands.launch import TrainOptions, launch, parse_range
 from run.commands.settings import read_settings
+from run.commands.tune import tune
 from run.execute import RunOutcome
 from run.interruption import Notice
 from run.job import shell_line
@@ -22,6 +23,7 @@ OWN_OPTIONS = (
     *("--name", "--ppn", "--threads", "--rendezvous-timeout", "--runs", "--dry-run", "--json"),
     *("--resume", "--replace", "--prove-amx", "--launcher", "--nodes", "--restarts", "--idle-timeout"),
     *("--backend", "--backend-module", "--settings", "--set", "--kind", "--context", "--keep", "--smoke"),
+    *("--tune", "--no-tuned"),
 )
 LAUNCHERS = ("mpirun", "torchrun", "docker", "kubernetes")
 STOCK = {"run_qa": "run_qa.py", "run_pretraining": "run_mlm.py"}
@@ -31,9 +33,12 @@ STALLED_LIMIT = 3  # interruptions in a row without a new checkpoint: nodes that
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One launch: its exit code, the nodes that ended it, and the run to go on from (None: begin anew)."""
+    """One launch: its exit code, the nodes that ended it, and the run to go on from (None: begin anew), with
+    the options that this run had.
+    """
 
     code: int
+    options: TrainOptions
     notices: tuple[Notice, ...] = ()
     run_id: str | None = None
     is_further: bool = False
@@ -44,6 +49,8 @@ def train(options: TrainOptions) -> int:
     about to end and it can go on (see run/interruption.py).
     """
     _refuse_misplaced(options)
+    if options.tune:
+        return tune(options)
     options = _with_request(options)
     if options.launcher == "kubernetes":
         return _on_kubernetes(options)
@@ -61,7 +68,7 @@ def train(options: TrainOptions) -> int:
                 "longer, or make checkpoints often: `-- --save_strategy steps --save_steps 50`"
             )
         _replace_nodes(options, done)
-        options = replace(options, resume=done.run_id)
+        options = replace(done.options, resume=done.run_id)
 
 
 def _on_kubernetes(options: TrainOptions) -> int:
@@ -124,16 +131,25 @@ def _attempt(options: TrainOptions) -> _Attempt:
     except NodesEnding as error:
         if not _may_replace(options, error.notices):
             raise
-        return _Attempt(error.exit_code, error.notices, options.resume)
+        return _Attempt(error.exit_code, options, error.notices, options.resume)
     if outcome is None:
-        return _Attempt(0)
+        return _Attempt(0, options)
     _tell(options, outcome)
     interruption = outcome.summary.interruption
     if interruption is None:
-        return _Attempt(outcome.exit_code)
-    is_further = interruption.checkpoint is not None
-    run_id = outcome.run_id if is_further else options.resume
-    return _Attempt(outcome.exit_code, interruption.notices, run_id, is_further)
+        return _Attempt(outcome.exit_code, options)
+    if interruption.checkpoint is None:
+        return _Attempt(outcome.exit_code, options, interruption.notices, options.resume)
+    launched = _as_launched(options, outcome)
+    return _Attempt(outcome.exit_code, launched, interruption.notices, outcome.run_id, is_further=True)
+
+
+def _as_launched(options: TrainOptions, outcome: RunOutcome) -> TrainOptions:
+    """The options with what --tune had kept, where the run used it: it goes on as it began."""
+    asked = outcome.request
+    if not asked:
+        return options
+    return replace(options, ppn=asked["ppn"], script_args=tuple(asked["script_args"]))
 
 
 def _with_request(options: TrainOptions) -> TrainOptions:
