@@ -54,7 +54,7 @@ set -e; rm -rf %s; mkdir -p %s; tar -xf - -C %s; rm -rf %s; mv %s %s
 
 @dataclass(frozen=True)
 class StackCopied:
-    """The head's stack is on those workers that had none when the facts were gathered."""
+    """The head's stack is on those workers: complete, and with the same versions."""
 
     stack: Stack
     workers: tuple[str, ...]
@@ -68,8 +68,9 @@ class StackCopied:
         user_ssh = 'sudo -n -u "#${SUDO_UID:-0}" ssh'
         return "\n".join(
             quoted(
-                f"{user_ssh} %s test -e %s || echo lacking %s",
+                f'[ "$({user_ssh} %s cat %s 2>/dev/null)" = "$(cat %s)" ] || echo lacking %s',
                 worker,
+                f"{self.stack.path}/{MANIFEST}",
                 f"{self.stack.path}/{MANIFEST}",
                 worker,
             )
@@ -77,16 +78,20 @@ class StackCopied:
         )
 
     def drift(self, actual: str) -> str | None:
-        lacking = [line.split()[-1] for line in actual.splitlines() if line.startswith("lacking ")]
+        lacking = _lacking(actual)
         return f"not on {', '.join(lacking)}" if lacking else None
 
     def apply(self, host: Host) -> None:
         partial = f"{self.stack.path}.partial"
         unpack = quoted(_UNPACK, partial, partial, partial, self.stack.path, partial, self.stack.path)
-        for worker in self.workers:
+        for worker in _lacking(host.run(self.probe, sudo=True).stdout):
             push = quoted(_PUSH, self.stack.path, worker, quoted("%s", unpack))
             # sh alone would miss a tar that failed after it had sent something.
             host.run("exec bash -o pipefail -c %s", push, timeout_s=_BUILD_LIMIT_S)
+
+
+def _lacking(probed: str) -> list[str]:
+    return [line.split()[-1] for line in probed.splitlines() if line.startswith("lacking ")]
 
 
 @dataclass(frozen=True)
@@ -126,8 +131,9 @@ def steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:
     if cluster.shared_stack or node != cluster.head:
         return ()
     present = {worker.name: facts[worker.name].stacks for worker in cluster.workers if worker.name in facts}
-    lacking = tuple(name for name, stacks in present.items() if stack.name not in stacks)
-    return (StackBuilt(stack), StackCopied(stack, lacking))
+    # What the user's packages need is chosen by pip at the build: a new head may have built it otherwise.
+    asked = tuple(name for name, stacks in present.items() if stack.packages or stack.name not in stacks)
+    return (StackBuilt(stack), StackCopied(stack, asked))
 
 
 def verify_steps(node: Node, cluster: Cluster, facts: Facts) -> Sequence[Step]:

@@ -48,7 +48,8 @@ class Inventory:
     A node without AMX fails `up` and is refused by `train` where `require_amx` is true: the default on EC2,
     and nowhere else.
     `notes` says what of an Ansible inventory was left aside, a line each. `stack` is a kind, or a lock's
-    path; `stack_index` and `torch_index` say where else than usual its packages come from.
+    path; `stack_index` and `torch_index` say where else than usual its packages come from, `packages` what a
+    script needs beside it.
     """
 
     name: str = DEFAULT_NAME
@@ -61,6 +62,7 @@ class Inventory:
     notes: tuple[str, ...] = ()
     stack_index: str | None = None
     torch_index: str | None = None
+    packages: tuple[str, ...] = ()
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -194,6 +196,7 @@ _HOST_VARS = {
 
 
 _INDEXES = ("stack_index", "torch_index")
+_LISTS = ("packages", "playbooks")
 
 
 def dump_record(cluster: Cluster) -> str:
@@ -206,7 +209,7 @@ def dump_record(cluster: Cluster) -> str:
         "stack": cluster.stack,
         "shared_stack": cluster.shared_stack,
         **{key: getattr(cluster, key) for key in _INDEXES if getattr(cluster, key) is not None},
-        **({"playbooks": list(cluster.playbooks)} if cluster.playbooks else {}),
+        **{key: list(value) for key in _LISTS if (value := getattr(cluster, key))},
         cluster.provider: dict(cluster.settings),
     }
     names = [node.name for node in cluster.nodes]
@@ -257,6 +260,7 @@ def load_record(path: Path) -> Cluster:
             playbooks=tuple(block.get("playbooks", ())),
             stack_index=block.get("stack_index"),
             torch_index=block.get("torch_index"),
+            packages=tuple(block.get("packages", ())),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise SettingsError(f"{path}: not a record of clusterctl ({error} is missing)") from error

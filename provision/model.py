@@ -61,7 +61,8 @@ class Cluster:
 
     `shared_stack` says that all nodes see one folder of stacks that is filled from outside them
     (the local provider mounts it); otherwise the head builds the stack and copies it out. `playbooks` are
-    the user's own, absolute paths of files, run after the site's.
+    the user's own, absolute paths of files, run after the site's; `packages` what their scripts need beside
+    the stack.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Cluster:
     playbooks: tuple[str, ...] = ()
     stack_index: str | None = None
     torch_index: str | None = None
+    packages: tuple[str, ...] = ()
 
     @property
     def head(self) -> Node:

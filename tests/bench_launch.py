@@ -2,7 +2,7 @@
 
 The same script on the same local nodes, in turn; the time is from the command to the last rank's first line.
 By hand the script lies on the nodes already, and is started over one ssh session (mpirun), or one a node
-(torchrun).
+(torchrun; the same in a container a node, where podman runs: `docker`).
 
     make bench
     .venv/bin/python -m tests.bench_launch --nodes 4 --laps 3
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import statistics
 import subprocess
 import tempfile
@@ -22,8 +23,16 @@ from pathlib import Path
 from provision.model import Node
 from provision.state import ClusterState
 from tests.command import STACK, Command, built_stack
+from tests.podman_nodes import IMAGE, SETTINGS, VOLUMES, prepare, problem_here
 
 SCRIPT = 'import os; print("started", os.environ.get("RANK", os.environ.get("PMI_RANK")), flush=True)\n'
+
+
+IN_CONTAINER = (
+    "podman run --rm --init --userns=keep-id --network host --shm-size 256m --volume $HOME:$HOME "
+    + shlex.join(part for pair in VOLUMES.items() for part in ("--volume", ":".join(pair)))
+    + f" {IMAGE}"
+)
 
 
 def until_started(processes: list[subprocess.Popen[str]], ranks: int) -> None:
@@ -47,19 +56,21 @@ def by_hand(command: Command, nodes: list[Node], launcher: str) -> list[subproce
         lines = {nodes[0].name: line}
     else:
         torchrun = (
-            f"{path} python -m torch.distributed.run --nnodes {len(nodes)} --nproc-per-node 1 --rdzv-id x "
+            f"python -m torch.distributed.run --nnodes {len(nodes)} --nproc-per-node 1 --rdzv-id x "
             f"--rdzv-backend c10d --rdzv-endpoint {head}:29511"
         )
+        torchrun = f"{IN_CONTAINER} {torchrun}" if launcher == "docker" else f"{path} {torchrun}"
         lines = {
             node.name: f"{torchrun} --rdzv-conf is_host={str(node is nodes[0]).lower()} "
-            f"--local-addr {node.mesh_address} ~/hello.py"
+            f"--local-addr {node.mesh_address} $HOME/hello.py"
             for node in nodes
         }
     return [_piped([*ssh, name, line], command) for name, line in lines.items()]
 
 
 def ours(command: Command, script: Path, launcher: str) -> list[subprocess.Popen[str]]:
-    return [command.start("train", str(script), "--launcher", launcher)]
+    settings = SETTINGS if launcher == "docker" else ()
+    return [command.start("train", str(script), "--launcher", launcher, *settings)]
 
 
 def _piped(argv: list[str], command: Command) -> subprocess.Popen[str]:
@@ -103,7 +114,10 @@ def report(command: Command, script: Path, options: argparse.Namespace) -> None:
     nodes = list(cluster.nodes)
     for node in nodes:
         command.on(node.name, f"cat > ~/hello.py <<'END'\n{SCRIPT}END")
-    for launcher in ("mpirun", "torchrun"):
+    problem = problem_here() or prepare(command, [node.name for node in nodes])
+    if problem:
+        print(f"without containers: {problem}")
+    for launcher in ("mpirun", "torchrun", *([] if problem else ["docker"])):
         hand, our = [], []
         for _ in range(options.laps):
             hand.append(timed(lambda name=launcher: by_hand(command, nodes, name), len(nodes)))

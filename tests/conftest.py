@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.bare_metal import LabCommand
 from tests.command import Command, built_stack
 from tests.ec2_command import Ec2Command
 from tests.ec2sim import World
+from tests.local_nodes import LocalCluster, make_key
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +64,20 @@ def ec2(world: World, tmp_path: Path) -> Iterator[Ec2Command]:
     finally:
         world.clear_faults()
         command("down", "--yes", "--images")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(f"lab-{os.getpid()}", tmp_path)
+    try:
+        yield cluster
+    finally:
+        cluster.destroy()
+
+
+@pytest.fixture
+def command(tmp_path: Path, stack: Path) -> LabCommand:
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True, mode=0o700)
+    make_key(home / ".ssh")
+    return LabCommand(f"lab{os.getpid()}", home)

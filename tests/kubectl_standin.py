@@ -327,7 +327,8 @@ def lay_files(room: Path, pod_spec: dict[str, Any], state: Path) -> None:
     """What an image has in /workspace, and the ConfigMap's mount."""
     room.mkdir()
     shutil.copy(RANK_PY, room)
-    (room / "node").write_text(room.name)
+    (room / "nodes").mkdir()
+    (room / "nodes" / socket.gethostname()).write_text(room.name)
     for volume in pod_spec["volumes"]:
         if "configMap" not in volume:
             continue

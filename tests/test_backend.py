@@ -245,10 +245,12 @@ def test_a_backend_that_is_not_to_be_had_is_one_line(stack, tmp_path):
         capture_output=True,
         text=True,
     )
+    needed = "; every node needs it: install it there, or give the path of its file here"
     assert ended.stdout.splitlines() == [
-        "backend accl: module broken cannot be imported (OSError: libaccl.so: cannot open)",
-        "backend accl: module nowhere cannot be imported (ModuleNotFoundError: No module named 'nowhere')",
-        "backend accl: json registers none of that name",
+        "backend accl: module broken cannot be imported (OSError: libaccl.so: cannot open)" + needed,
+        "backend accl: module nowhere cannot be imported (ModuleNotFoundError: No module named 'nowhere')"
+        + needed,
+        "backend accl: json registers none of that name; give the one that it does",
         "backend ccl: no oneccl_bindings_for_pytorch here; take backend gloo or auto, or the intel stack "
         "(torch 2.8) with oneccl_bind_pt from Intel's wheel index",
         "imported",

@@ -29,6 +29,7 @@ from run.launchers.containers import (
 from run.launchers.images import dockerfile, image_context, write_context
 from run.layout import NodeLayout
 from tests.golden import assert_golden
+from tests.podman_nodes import CONF
 from tests.run_cases import RUN_ID, TWO_CORES, TWO_SOCKETS, facts, layouts
 
 PLACE = ContainerPlace(RUN_ID, 1, 2, "10.0.0.1", 29501)
@@ -96,6 +97,13 @@ def test_dockerfile_of_a_stack_with_packages_of_its_own() -> None:
         dockerfile(stack_named("intel", None, "/wheels"))
 
 
+def test_an_image_has_what_a_script_needs_beside_the_stack() -> None:
+    plain, stack = stack_named("native"), stack_named("native", packages=["evaluate", "x>=1"])
+    extra = set(dockerfile(stack).splitlines()) - set(dockerfile(plain).splitlines())
+    assert " && pip install --no-cache-dir -c /tmp/requirements.txt evaluate 'x>=1' \\" in extra
+    assert len(extra) == 2  # that line, and the stack's name
+
+
 def test_the_build_context_has_all_that_is_copied() -> None:
     context = image_context(stack_named("native"))
     copied = [line.split()[-2] for line in context["Dockerfile"].splitlines() if line.startswith("COPY")]
@@ -126,15 +134,6 @@ def test_a_file_of_the_users_is_never_overwritten(tmp_path: Path) -> None:
 
 # --- real ones ---------------------------------------------------------------------------------
 
-CONF = """\
-[engine]
-runtime = "runc"
-cgroup_manager = "cgroupfs"
-[containers]
-cgroups = "no-conmon"
-default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
-"""
-"""For sandboxes that may not raise a limit, and that have cgroups of both versions, which crun refuses."""
 HERE = ContainerSettings(
     "/:O", engine="podman", shm_gib=0.125, lock_memory=False, is_rootfs=True, use_init=True
 )

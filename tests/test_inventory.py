@@ -84,6 +84,7 @@ CLUSTER = Cluster(
     ),
     shared_stack=True,
     settings={"link_rate": None},
+    packages=("evaluate", "rouge-score==0.1.2"),
 )
 
 

@@ -28,13 +28,13 @@ __version__ = "2.8.0+cpu"
 """
 
 
-def wheel(folder, name, version, files):
+def wheel(folder, name, version, files, needs=""):
     """A wheel of those files; its path."""
     path = folder / f"{name}-{version}-py3-none-any.whl"
     about = f"{name}-{version}.dist-info"
     texts = {
         **files,
-        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
         f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = "".join(f"{file},,\n" for file in (*texts, f"{about}/RECORD"))
@@ -91,6 +91,26 @@ def test_a_stack_takes_from_its_own_index_what_no_other_has(tiny, tmp_path):
     assert found["problems"] == ["torch 2.7.0, wanted 2.8.0", "later 1.0, wanted none"]
     error = found["imports"]["oneccl_bindings_for_pytorch"]["error"]
     assert error == "ImportError: libccl.so.1: cannot open shared object file"
+
+
+def test_a_scripts_packages_come_with_what_they_need_and_change_nothing_that_is_locked(tiny, tmp_path):
+    wheels = tmp_path / "wheels"
+    wheel(wheels, "torch", "2.9.0", {"torch.py": "__version__ = '2.9.0'\n"})
+    wheel(wheels, "needed", "1.0", {"needed.py": ""})
+    wheel(wheels, "mine", "1.5", {"mine.py": ""}, "Requires-Dist: needed\nRequires-Dist: torch>=2\n")
+    wheel(wheels, "newer", "1.0", {"newer.py": ""}, "Requires-Dist: torch>=2.9\n")
+    said = []
+    stack = replace(tiny, packages=("mine",))
+    build_here(stack, tmp_path / "store", said.append)
+    found = looked(tmp_path / "store", stack)
+
+    assert "installing mine and what that needs" in said
+    assert found["problems"] == []
+    assert {"mine": "1.5", "needed": "1.0", "torch": "2.8.0"}.items() <= found["versions"].items()
+
+    for package, told in (("newer", "newer 1.0|conflicting"), ("nowhere", "requirement nowhere")):
+        with pytest.raises(ProviderError, match=rf"({told}).*; see `packages` in the inventory"):
+            build_here(replace(tiny, packages=(package,)), tmp_path / "store", said.append)
 
 
 def test_an_index_without_the_package_is_named_with_its_setting(tiny, tmp_path):

@@ -132,6 +132,31 @@ def test_the_inventory_says_where_packages_come_from(tmp_path):
     assert (stack.kind, stack.stack_index, stack.torch_index) == ("intel", "/wheels", "none")
 
 
+def test_what_a_script_needs_beside_the_stack_makes_it_another_one(tmp_path):
+    plain = stack_named("native")
+    stack = stack_of(inventory(tmp_path, packages="[evaluate, 'rouge-score==0.1.2', numpy, evaluate]"))
+    assert stack.packages == ("evaluate", "rouge-score==0.1.2")  # numpy is in it already
+    assert stack.lock == plain.lock
+    assert stack.name != plain.name
+    assert stack.name == stack_named("native", packages=["rouge-score==0.1.2", "evaluate"]).name
+    assert stack_named("native", packages=[f"NumPy=={plain.versions['numpy']}"]) == plain
+    assert stack_named("native", packages=["datasets[audio]"]).packages == ("datasets[audio]",)
+
+
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [
+        ("transformers==4.55.4", r"stack native has transformers 5\.23\.0, and is matched as it is"),
+        ("NumPy<2", r"stack native has NumPy 2\.5\.5, and is .* give a lock of your own, stack: mine\.txt"),
+        ("--index-url https://x", r"'--index-url https://x' is no package; write each as pip takes it"),
+        ("two words", "is no package"),
+    ],
+)
+def test_a_package_that_cannot_go_with_the_stack_is_refused(package, said):
+    with pytest.raises(SettingsError, match=f"^packages: .*{said}"):
+        stack_named("native", packages=[package])
+
+
 def test_a_lock_of_ones_own_is_found_beside_the_inventory_and_checked(tmp_path):
     lock = tmp_path / "mine.txt"
     lock.write_text("# mine\ntorch==2.8.0\nintel-extension-for-pytorch==2.8.0\n")

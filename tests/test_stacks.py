@@ -10,6 +10,7 @@ import pytest
 from playbooks.training_env import StackAsLocked, StackBuilt, StackCopied
 from provision import stacks
 from provision.errors import HostError
+from provision.facts import MANIFEST
 from provision.host import SshHost
 from provision.inventory import load_record
 from provision.stacks import Stack
@@ -58,6 +59,14 @@ def test_built_on_the_head_copied_to_the_workers_and_verified(cluster, tiny):
     assert drift(head, copied) is None
     for host in (head, worker, other):
         assert drift(host, StackAsLocked(tiny)) is None
+
+    # Built anew on another day the head may have what the workers have not; only who differs gets it again.
+    worker.run("echo older > %s", f"{tiny.path}/{MANIFEST}", sudo=True)
+    assert drift(head, copied) == "not on node2"
+    untouched = other.run("stat -c %%i %s", tiny.path).stdout
+    copied.apply(head)
+    assert drift(head, copied) is None
+    assert other.run("stat -c %%i %s", tiny.path).stdout == untouched
     answer = worker.run(f"{tiny.path}/bin/python -c 'import tiny; print(tiny.answer)'").stdout
     assert answer == "42\n"
 

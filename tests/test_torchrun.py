@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from provision.errors import SettingsError
 from run.commands.launch import TrainOptions, node_range
 from run.events import Event
 from run.launchers.common import Ground
-from run.launchers.torchrun import Elastic, plan
+from run.launchers.torchrun import Elastic, first_of, plan
 from run.watch import FAILURE_GRACE_S, Watch
 from tests.golden import assert_golden
 from tests.run_cases import STACK, TWO_CORES, TWO_SOCKETS, cluster, facts, job, layouts
@@ -32,6 +34,33 @@ def planned(restarts: int = 0, least: int | None = None):
 
 def test_plan_for_uneven_nodes():
     assert_golden("torchrun-uneven.txt", planned(2, 1).render())
+
+
+@pytest.mark.parametrize(
+    ("head", "others"),
+    [
+        ("10.0.0.1", ["10.0.0.2", "10.0.0.3"]),
+        ("10.0.0.9", ["10.0.0.8", "10.0.0.10"]),
+        ("198.18.0.2", ["198.18.0.10"]),
+        ("9.0.0.1", ["10.0.0.1"]),
+    ],
+)
+def test_the_heads_agent_comes_first_and_is_still_the_same_address(head, others):
+    """Torch gives rank 0 to the first as text; a results folder is fetched from the head alone."""
+    addresses = (head, *others)
+    apart = cluster(len(addresses))
+    nodes = [replace(node, private_address=each) for node, each in zip(apart.nodes, addresses, strict=True)]
+    known = facts(*[TWO_CORES] * len(nodes))
+    ground = Ground(job(), replace(apart, nodes=tuple(nodes)), layouts(known), known, STACK, 29501)
+
+    agents = json.loads(plan(ground).files["plan.json"])["launcher"]["agents"]
+    written = [argv[argv.index("--local-addr") + 1] for argv in agents.values()]
+    assert min(written) == written[0]
+    assert [socket.gethostbyname(each) for each in written] == list(addresses)
+
+
+def test_a_name_of_the_head_is_left_as_it_is():
+    assert first_of("n2.lab", ["n1.lab"]) == "n2.lab"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +108,6 @@ def start_agents(tmp_path):
             "agents": {node: ["sh", "-c", script] for node, script in scripts.items()},
         }
         (tmp_path / "plan.json").write_text(json.dumps({"launcher": launcher}))
-        (tmp_path / "node").write_text("n1\n")
         process = subprocess.Popen(
             [sys.executable, "agents.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
         )
@@ -111,13 +139,13 @@ def test_all_agents_output_comes_in_whole_lines(start_agents):
 
 
 def test_one_that_fails_takes_the_others_along_and_is_named(start_agents, tmp_path):
-    process = start_agents(n1=SLEEP.format("first"), n2="sleep 0.5; exit 7")
+    process = start_agents(n1=SLEEP.format("first"), n2="sleep 0.5; echo why; exit 7")
     pid = pid_in(tmp_path / "first")
     out, _ = process.communicate(timeout=20)
 
     assert process.returncode == 7
-    assert json.loads(out.splitlines()[0].removeprefix("@clusterctl ")) == {
-        "event": "agent_exit", "node": "n2", "code": 7,
+    assert json.loads(out.splitlines()[1].removeprefix("@clusterctl ")) == {
+        "event": "agent_exit", "node": "n2", "code": 7, "last_lines": ["why"],
     }  # fmt: skip
     await_death([pid], 1)
 

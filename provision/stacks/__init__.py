@@ -12,8 +12,8 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Protocol
@@ -32,6 +32,8 @@ class Stack:
 
     `own_lines` are those of the lock that only `stack_index` has. An index of "none" is none: pip takes torch
     with all that it needs from where it takes the rest, and a stack is built without its own lines.
+    `packages` are the user's: pip chooses what they need when the stack is built, and leaves what is locked
+    as it is.
     """
 
     kind: str
@@ -40,11 +42,13 @@ class Stack:
     stack_index: str = NONE
     own_lines: tuple[str, ...] = ()
     pythons: tuple[str, str] = (FIRST_PYTHON, "")
+    packages: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """Unique for what is in it: "native-0f3a5c7d9e1b"."""
-        return f"{self.kind}-{hashlib.sha256(self.lock.encode()).hexdigest()[:12]}"
+        """Unique for what was asked for: "native-0f3a5c7d9e1b"."""
+        asked = self.lock + "".join(f"and {package}\n" for package in sorted(self.packages))
+        return f"{self.kind}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
 
     @property
     def path(self) -> str:
@@ -59,6 +63,7 @@ class Stack:
 
 
 _PINNED = re.compile(r"([\w.-]+)==([^\s;]+)")
+_REQUIREMENT = re.compile(r"(\w[\w.-]*)\s*(\[[\w., -]+\])?\s*([=<>!~@;].*)?$")  # name, extras, which
 
 
 class Settings(Protocol):
@@ -70,17 +75,25 @@ class Settings(Protocol):
     def stack_index(self) -> str | None: ...
     @property
     def torch_index(self) -> str | None: ...
+    @property
+    def packages(self) -> tuple[str, ...]: ...
 
 
 def stack_of(settings: Settings) -> Stack:
     """The stack that is wanted. Raises SettingsError as stack_named does."""
-    return stack_named(settings.stack, settings.torch_index, settings.stack_index)
+    return stack_named(settings.stack, settings.torch_index, settings.stack_index, settings.packages)
 
 
-def stack_named(kind: str, torch_index: str | None = None, stack_index: str | None = None) -> Stack:
+def stack_named(
+    kind: str,
+    torch_index: str | None = None,
+    stack_index: str | None = None,
+    packages: Sequence[str] = (),
+) -> Stack:
     """The stack of that kind, or of a lock file of the user's own: a path that ends with .txt.
 
-    Raises SettingsError: no such kind or file, or versions in it that do not go together.
+    Raises SettingsError: no such kind or file, versions in it that do not go together, or packages that are
+    none, or are in it already as another version.
     """
     own_file = kind.endswith(".txt")
     known = Kind(f"your own lock, {kind}", ("3.8", "")) if own_file else KINDS.get(kind)
@@ -101,7 +114,27 @@ def stack_named(kind: str, torch_index: str | None = None, stack_index: str | No
     )
     if own_file:
         require_matched(stack.versions, kind)
-    return stack
+    return replace(stack, packages=tuple(_wanted_packages(stack, packages)))
+
+
+def _wanted_packages(stack: Stack, packages: Sequence[str]) -> Iterator[str]:
+    """Those that the stack does not have. Raises SettingsError."""
+    for package in dict.fromkeys(each.strip() for each in packages):
+        found = _REQUIREMENT.match(package)
+        if found is None:
+            raise SettingsError(
+                f"packages: {package!r} is no package; write each as pip takes it: evaluate, or "
+                "evaluate==0.4.6"
+            )
+        name, extras, which = found.groups()
+        locked = stack.versions.get(normalised(name))
+        if locked and which and which.replace(" ", "") != f"=={locked}":
+            raise SettingsError(
+                f"packages: {package}: stack {stack.kind} has {name} {locked}, and is matched as it is; for "
+                "another version give a lock of your own, stack: mine.txt"
+            )
+        if extras or not locked:
+            yield package
 
 
 def _text_of(kind: str) -> str:
@@ -154,6 +187,7 @@ def build_order(stack: Stack, folder: str) -> bytes:
         "torch_index": stack.torch_index,
         "stack_index": stack.stack_index,
         "own_lines": stack.own_lines,
+        "packages": stack.packages,
         "pythons": stack.pythons,
         "kind": stack.kind,
         "manifest": MANIFEST,

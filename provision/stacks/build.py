@@ -50,6 +50,8 @@ def build(folder: Path, order: dict[str, Any]) -> None:
         requirements.write("\n".join(line for line in locked if line != torch and line not in own_lines))
         requirements.flush()
         run([*pip, "install", "--no-deps", "-r", requirements.name])
+    if order["packages"]:
+        install_packages(pip, locked, order["packages"])
     point_scripts_at(folder, order["final_folder"])
     write_manifest(folder, order)
 
@@ -85,6 +87,18 @@ def install_own(pip: list[str], lines: list[str], order: dict[str, Any]) -> None
         sys.exit(
             f"{what} cannot be had from {index}: name an index or a folder that has it as stack_index in the "
             "inventory, or stack_index: none to build without (then there is no backend ccl)"
+        )
+
+
+def install_packages(pip: list[str], locked: list[str], packages: list[str]) -> None:
+    """The user's, with what they need beside the locked ones, which stay as they are."""
+    say(f"installing {', '.join(packages)} and what that needs")
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.write("\n".join(line for line in locked if "==" in line))
+        constraints.flush()
+        run(
+            [*pip, "install", "-c", constraints.name, *packages],
+            "see `packages` in the inventory: each has to go with the versions of the stack",
         )
 
 

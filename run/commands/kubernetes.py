@@ -236,14 +236,15 @@ def image(
     tag: str | None = None,
     torch_index: str | None = None,
     stack_index: str | None = None,
+    packages: Sequence[str] = (),
     *,
     as_json: bool = False,
 ) -> int:
     """Write what an image for the pods is built from, and say how; nothing that is there is overwritten.
 
-    The indexes are as in an inventory. Raises SettingsError when a file is in the way.
+    The indexes and packages are as in an inventory. Raises SettingsError when a file is in the way.
     """
-    chosen = stack_named(stack, torch_index, stack_index)
+    chosen = stack_named(stack, torch_index, stack_index, packages)
     name = tag or image_name(chosen)
     try:
         write_context(output, image_context(chosen))

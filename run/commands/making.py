@@ -45,6 +45,7 @@ class Making:
             playbooks=self.inventory.playbooks,
             stack_index=self.inventory.stack_index,
             torch_index=self.inventory.torch_index,
+            packages=self.inventory.packages,
         )
 
     def wanted(self, *, may_replace: bool = False) -> Wanted:

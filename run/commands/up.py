@@ -99,6 +99,7 @@ def _wanted_inventory(options: UpOptions) -> tuple[Inventory, ClusterState]:
             playbooks=recorded.playbooks,
             stack_index=recorded.stack_index,
             torch_index=recorded.torch_index,
+            packages=recorded.packages,
         ), state
     if recorded is not None and recorded.provider != inventory.provider:
         raise SettingsError(

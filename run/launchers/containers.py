@@ -111,6 +111,29 @@ def container_name(run_id: str, node: str) -> str:
     return re.sub("[^a-zA-Z0-9_.-]", "-", f"clusterctl-{run_id}-{node}")
 
 
+_REMEDIES = (
+    (
+        r"Unable to find image|Trying to pull|Copying blob|initializing source|pull access denied"
+        r"|manifest unknown|[Nn]o such image",
+        "bring the image there first, by pull or load: `clusterctl exec -- podman pull IMAGE`",
+    ),
+    (r"cannot be started: No such file", "install that engine there, or choose the other: --set engine=..."),
+    (r"Cannot connect to the Docker daemon|docker\.sock", "start Docker there, and let its user use it"),
+    (r"rlimit", "without root it cannot lift the limit on locked memory: --set lock_memory=false"),
+)
+
+
+def remedy(said: str) -> str:
+    """What to do about an engine that said so and started no container; "" where that is not known.
+
+    >>> remedy("Error: initializing source docker://localhost/train:1: connection refused")
+    'bring the image there first, by pull or load: `clusterctl exec -- podman pull IMAGE`'
+    >>> remedy("Killed")
+    ''
+    """
+    return next((what for pattern, what in _REMEDIES if re.search(pattern, said)), "")
+
+
 def _check(settings: ContainerSettings) -> None:
     if settings.engine not in ENGINES:
         raise SettingsError(f"no container engine {settings.engine!r}; there is {', '.join(ENGINES)}")

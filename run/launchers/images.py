@@ -36,7 +36,7 @@ RUN apt-get update \\
 {own}{torch}
 COPY requirements.txt /tmp/requirements.txt
 RUN pip install --no-cache-dir --no-deps -r /tmp/requirements.txt \\
- && rm /tmp/requirements.txt
+ {packages}&& rm /tmp/requirements.txt
 
 # What LD_PRELOAD names, at paths that are the same on every architecture.
 RUN mkdir -p {libraries} \\
@@ -82,6 +82,7 @@ def dockerfile(stack: Stack) -> str:
         base=BASE.format(python=image_python(stack)),
         own=_own_packages(stack),
         torch=_torch_install(stack),
+        packages=_packages(stack),
         libraries=Path(TCMALLOC).parent,
         tcmalloc=TCMALLOC,
         iomp=IOMP,
@@ -117,6 +118,13 @@ def _torch_install(stack: Stack) -> str:
     if stack.torch_index == NONE:
         return f"RUN pip install --no-cache-dir {_torch(stack)}\n"
     return _TORCH.format(index=stack.torch_index, line=_torch(stack))
+
+
+def _packages(stack: Stack) -> str:
+    """The user's own, after what is locked, which stays as it is."""
+    if not stack.packages:
+        return ""
+    return f"&& pip install --no-cache-dir -c /tmp/requirements.txt {shlex.join(stack.packages)} \\\n "
 
 
 def _openmp(stack: Stack) -> str:

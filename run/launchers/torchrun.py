@@ -3,7 +3,8 @@
 What torch's agents do (torch 2.13, torch/distributed/elastic), and what follows from it:
 
 1. c10d's rendezvous gives ranks in the order of the agents' addresses as texts (10.0.0.10 before 10.0.0.2)
-   and anew after each restart: so a rank is known by its place on its node, and rank 0 may be anywhere.
+   and anew after each restart: so a rank is known by its place on its node. Rank 0 must be on the head, where
+   what it wrote is fetched: the head's address is written so that it is the first (`first_of`).
 2. An agent decides by its host name whether it is the one that holds the store; `is_host` tells it.
 3. Without --local-addr a worker is given the head's host name, which may be 127.0.1.1 there.
 4. The ranks share the agents' store, where a restart finds what the last attempt left, under a number of the
@@ -11,11 +12,13 @@ What torch's agents do (torch 2.13, torch/distributed/elastic), and what follows
 5. Agents of a node that is gone are missed after 15 s (keep-alive 5 s x 3); the others then go on if they are
    still as many as the least number asked for.
 6. It sets OMP_NUM_THREADS to 1; rank.py, which it starts, sets each rank's own.
+7. It ends at a script's argument that abbreviates several options of its own (--log, --node), unless all
+   that is the script's comes after `--`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +100,25 @@ def plan_agents(
     )  # fmt: skip
 
 
+def _local_address(ground: Ground, node: str) -> str:
+    head, *others = (ground.cluster.node(each).mesh_address for each in ground.nodes)
+    return first_of(head, others) if node == ground.nodes[0] else ground.cluster.node(node).mesh_address
+
+
+def first_of(address: str, others: Sequence[str]) -> str:
+    """An IPv4 address in a form that sorts before the others as text, and means the same to every C library.
+
+    A name, or IPv6, is left as it is.
+
+    >>> first_of("10.0.0.9", ["10.0.0.10"]), first_of("10.0.0.1", ["10.0.0.2"])
+    ('0x0a.0.0.9', '10.0.0.1')
+    """
+    number, dot, rest = address.partition(".")
+    if not number.isdigit() or all(address < other for other in others):
+        return address
+    return f"{int(number):#04x}{dot}{rest}"
+
+
 def torchrun_argv(ground: Ground, elastic: Elastic, node: str, python: str) -> tuple[str, ...]:
     """The command of one node's agent."""
     head, most = ground.cluster.head, len(ground.nodes)
@@ -109,6 +131,6 @@ def torchrun_argv(ground: Ground, elastic: Elastic, node: str, python: str) -> t
         *("--rdzv-id", ground.job.run_id, "--rdzv-backend", "c10d"),
         *("--rdzv-endpoint", f"{head.mesh_address}:{ground.master_port}"),
         *("--rdzv-conf", f"is_host={is_host},join_timeout={limit_s},read_timeout={limit_s}"),
-        *("--local-addr", ground.cluster.node(node).mesh_address, "--monitor-interval", "0.2"),
-        *("rank.py", *ground.command),
+        *("--local-addr", _local_address(ground, node), "--monitor-interval", "0.2"),
+        *("--", "rank.py", "--node", node, *ground.command),
     )

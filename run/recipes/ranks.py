@@ -139,14 +139,17 @@ def import_backend(name: str, module: str | None) -> None:
         except Exception as error:  # whatever somebody's module raises
             raise UserError(
                 f"backend {name}: module {module} cannot be imported "
-                f"({type(error).__name__}: {first_line(error)})"
+                f"({type(error).__name__}: {first_line(error)}); every node needs it: install it there, or "
+                "give the path of its file here"
             ) from None
     elif name == "ccl":
         import_oneccl()
     import torch.distributed as dist
 
     if name not in dist.Backend.backend_list:
-        raise UserError(f"backend {name}: {module or 'torch'} registers none of that name")
+        raise UserError(
+            f"backend {name}: {module or 'torch'} registers none of that name; give the one that it does"
+        )
 
 
 def import_oneccl() -> None:
