@@ -573,7 +573,7 @@ def test_a_second_stop_kills_at_once(bench: Bench) -> None:
 
 
 def test_a_stop_while_the_files_travel_ends_them_and_nothing_of_them_stays(bench: Bench) -> None:
-    bench.hosts[1].program("tar", "sleep 600")
+    bench.hosts[1].program("tar", "sleep 30")
 
     def stop_when_made() -> None:
         runs = [host.home / ".clusterctl/runs" / RUN_ID for host in bench.hosts]
@@ -595,7 +595,7 @@ def test_a_stop_while_results_are_fetched_leaves_them_on_the_node_and_says_so(
     bench: Bench, times: int
 ) -> None:
     """The first ends the fetching of what was made, the second that of the logs."""
-    slow = 'case "$*" in *--transform*) sleep 600;; esac; ' + ("" if times == 1 else "sleep 600; ")
+    slow = 'case "$*" in *--transform*) sleep 30;; esac; ' + ("" if times == 1 else "sleep 30; ")
     bench.hosts[0].program("tar", f'case "$1" in -c*) {slow}; esac; exec /bin/tar "$@"'.replace("; ;", ";"))
 
     def stop_in_the_end() -> None:

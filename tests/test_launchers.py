@@ -158,6 +158,19 @@ def test_ctrl_c_ends_a_run_whenever_it_comes_and_leaves_nothing_running(cluster,
     cluster.on("node1", f"rm -rf ~/.clusterctl/runs/{folder.name}")
 
 
+def test_when_the_operator_vanishes_no_agent_stays(cluster, script):
+    """Their ssh sessions are no part of the group that is killed then."""
+    path = script(WAITS, "waits.py")
+    process = cluster.start("train", path, "--launcher", "torchrun", "--nodes", "2", "--json")
+    while '"start"' not in process.stdout.readline():
+        assert process.poll() is None
+    process.kill()
+    process.communicate()
+
+    running = "pgrep -fa 'rank.p[y]|agents.p[y]|head.p[y]|torch.distribute[d]' || true"
+    assert eventually(lambda: not any(cluster.on(node, running) for node in ("node1", "node2")), 30)
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -166,6 +179,9 @@ def test_ctrl_c_ends_a_run_whenever_it_comes_and_leaves_nothing_running(cluster,
         (("run_qa", "--launcher", "torchrun", "--nodes", "3:2"), "the smaller number comes first"),
         (("run_qa", "--nodes", "9"), "has 3 nodes; `clusterctl up` adds more"),
         (("run_qa", "--ppn", "99"), "99 ranks"),
+        (("run_qa", "--set", "image=a:1"), "--set image=a:1: mpirun has no settings"),
+        (("run_qa", "--launcher", "torchrun", "--settings", "a.yml"), "--settings a.yml: torchrun has no"),
+        (("run_qa", "--keep"), "--keep: an option of --launcher kubernetes"),
     ],
 )
 def test_what_cannot_be_started_is_told_before_anything_is(cluster, args, said):

@@ -149,6 +149,7 @@ def launch(
 
 def _planner(options: TrainOptions, least_nodes: int) -> Callable[[Ground], LaunchPlan]:
     """The launcher that was asked for, its settings read before any node is. Raises SettingsError."""
+    _refuse_foreign(options)
     elastic = Elastic(options.restarts, least_nodes)
     if options.launcher == "mpirun":
         return mpirun.plan
@@ -156,6 +157,22 @@ def _planner(options: TrainOptions, least_nodes: int) -> Callable[[Ground], Laun
         return partial(torchrun.plan, elastic=elastic)
     settings = read_settings(ContainerSettings, options.settings_file, options.settings, {})
     return partial(docker.plan, settings=settings, elastic=elastic)
+
+
+def _refuse_foreign(options: TrainOptions) -> None:
+    """Options of another launcher, which would be ignored. Raises SettingsError."""
+    pods = options.kubernetes
+    given = [f"--context {pods.context}"] * bool(pods.context) + ["--keep"] * pods.keep
+    if given:
+        raise SettingsError(
+            f"{given[0]}: an option of --launcher kubernetes; {options.launcher} has none such"
+        )
+    given = [f"--settings {options.settings_file}"] * bool(options.settings_file)
+    given += [f"--set {each}" for each in options.settings]
+    if given and options.launcher != "docker":
+        raise SettingsError(
+            f"{given[0]}: {options.launcher} has no settings; --launcher docker and kubernetes do"
+        )
 
 
 def parse_range(nodes: str) -> tuple[int, int]:
