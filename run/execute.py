@@ -18,9 +18,8 @@ from provision.errors import ClusterctlError, LaunchError
 from provision.host import Host, Stream
 from provision.step import run_on_hosts
 from run.events import Event, parse_line
-from run.folders import STOPPED_CODE as STOPPED_CODE
 from run.folders import Collected, Folders, bring, collect, leave_what_was_made, remove
-from run.interruption import INTERRUPTED_CODE, Interruption
+from run.interruption import INTERRUPTED_CODE, STOPPED_CODE, Interruption
 from run.job import LaunchPlan, TrainJob
 from run.results import keep, make_room
 from run.summary import RunSummary, summarise

@@ -19,13 +19,12 @@ from typing import TypeVar
 from provision.errors import ClusterctlError, LaunchError
 from provision.host import Host
 from provision.step import run_on_hosts
+from run.interruption import STOPPED_CODE
 from run.job import LaunchPlan
 from run.parcel import head_parcel, parcel
 from run.transfer import Unwanted, add, fetch, forget, join, prune, upload
 
 Result = TypeVar("Result")
-STOPPED_CODE = 130
-"""What shells report for Ctrl-C."""
 Folders = tuple[tuple[Host, ...], ...]
 """The hosts that see one folder, for each folder; the head is the first of the first ones."""
 

@@ -10,6 +10,8 @@ from typing import Any
 STOP_BEFORE_S = 20.0
 """So long before a node's end a run without a new checkpoint is stopped: 5 s for the ranks, the rest to bring
 home what the head has."""
+STOPPED_CODE = 130
+"""Of a run that the user stopped: what shells report for Ctrl-C."""
 INTERRUPTED_CODE = 75
 """What a command ends with: EX_TEMPFAIL of sysexits.h, nothing is wrong, try again."""
 YEAR_3000_S = 32503680000.0

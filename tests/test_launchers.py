@@ -207,9 +207,7 @@ def test_the_recipe_trains_alike_under_both_and_goes_on_after_a_rank_was_killed(
 
     options = ("--launcher", "torchrun", "--restarts", "1", "--nodes", "2", "--json")
     process = cluster.start("train", "run_qa", *options, "--", *STEPS)
-    for line in process.stdout:
-        if json.loads(line).get("event") == "checkpoint":
-            break
+    wait_for_checkpoint(process)
     cluster.on("node2", "pkill -KILL -f 'bin/python [r]ecipe/question'")
     code, out, err, _ = ended(process, 120)
 
@@ -218,6 +216,13 @@ def test_the_recipe_trains_alike_under_both_and_goes_on_after_a_rank_was_killed(
     again = losses(cluster)
     assert [step for step, _ in again] == [1, 2, 3, 4, 5, 6]
     assert [loss for _, loss in again] == pytest.approx([loss for _, loss in whole], rel=1e-4)
+
+
+def wait_for_checkpoint(process) -> None:
+    for line in process.stdout:
+        if json.loads(line).get("event") == "checkpoint":
+            return
+    raise AssertionError(process.stderr.read())
 
 
 def cut_off(cluster, node: str, seconds: int = 60) -> None:
@@ -273,9 +278,7 @@ def test_fewer_nodes_go_on_from_the_checkpoint_with_the_batches_of_all(cluster):
 
     options = ("--launcher", "torchrun", "--nodes", "2:3", "--restarts", "2", "--json")
     process = cluster.start("train", "run_qa", *options, "--", *steps)
-    for line in process.stdout:
-        if json.loads(line).get("event") == "checkpoint":
-            break
+    wait_for_checkpoint(process)
     cut_off(cluster, "node3", 90)
     code, out, err, _ = ended(process, 300)
 

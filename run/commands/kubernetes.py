@@ -15,6 +15,7 @@ from run.commands.common import count, print_json
 from run.commands.interrupts import counted_interrupts
 from run.events import Event
 from run.follow_pods import Followed, Follower, Limits
+from run.interruption import STOPPED_CODE
 from run.job import LaunchPlan, RankPlacement, TrainJob, make_job
 from run.kube import Kubectl, selector_of
 from run.launchers.images import build_command, image_context, image_name, write_context
@@ -27,8 +28,6 @@ from run.program import Program
 from run.progress import Display, PlainDisplay, display_for
 from run.summary import RunSummary, summarise
 
-STOPPED_CODE = 130
-"""What shells report for Ctrl-C."""
 DELETE_S = 60.0
 """For pods to be gone: they are given 30 s to end, and the kubelet takes its time."""
 

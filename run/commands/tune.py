@@ -26,7 +26,8 @@ from run.commands.launch import (
 )
 from run.commands.tune_report import Report, show_candidates
 from run.commands.tuned import space_and_key
-from run.execute import STOPPED_CODE, RunOutcome
+from run.execute import RunOutcome
+from run.interruption import STOPPED_CODE
 from run.kept import Kept, Key, even_ppn, keep, read_kept
 from run.program import RECIPES
 from run.timing import Timing, Window
