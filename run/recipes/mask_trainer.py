@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from amx_proof import proof_callbacks
 from arguments import ModelSpeedArguments
-from checkpoints import Interruption, Start, save_batches, save_random_states
+from checkpoints import Interruption, Start
 from parts import speed
 from pretraining_arguments import ModelArguments, RunArguments
 from ranks import Place, UserError
@@ -156,7 +156,7 @@ class MaskTrainer(TimedTrainer):
     ):
         self.clock, self.compress = Clock(), parts.compress_gradients
         self.place, self.interruption = place, Interruption(place)
-        self.about, self.start = about, start
+        self.about, self.start, self.rows = about, start, stream.total
         self.work = speed.work_of(model.base_model)
         self.head_work = speed.Work(speed.work_of(model).weights - self.work.weights, 0)
         callbacks = [Bookmark(stream), Progress(place, self.clock), self.interruption]
@@ -186,12 +186,9 @@ class MaskTrainer(TimedTrainer):
         return loss * self.place.world_size / num_items_in_batch.clamp(min=1)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """The last before trainer_state.json of what makes a checkpoint whole."""
-        folder, writes = Path(output_dir), self.args.should_save
-        save_random_states(folder, self.place, writes)
-        if writes:
-            save_batches(folder, self.start, self.train_dataset.total)
-            (folder / STREAM).write_text(json.dumps(self.about) + "\n")
+        super()._save_rng_state(output_dir)
+        if self.args.should_save:
+            (Path(output_dir) / STREAM).write_text(json.dumps(self.about) + "\n")
 
 
 def require_same_stream(folder: str, about: Mapping[str, object]) -> None:

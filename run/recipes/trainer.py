@@ -143,10 +143,14 @@ class EpochLoader(DataLoader):
 class TimedTrainer(Trainer):
     """Trainer that knows where the time of its steps goes, and sends gradients as `compress` says.
 
-    Has `clock` from its subclass. Micro-batches that only accumulate send nothing: that is Trainer's doing.
+    Has `clock`, `place`, `start` and `rows`, those of an epoch, from its subclass. Micro-batches that only
+    accumulate send nothing: that is Trainer's doing.
     """
 
     clock: Clock
+    place: Place
+    start: Start
+    rows: int
     compress = "false"
     peaks: Sequence[float] = ()  # GFLOP/s of every rank's CPUs
 
@@ -165,6 +169,13 @@ class TimedTrainer(Trainer):
         loss = super().training_step(*arguments, **named)
         self.clock.times.arrived()
         return loss
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """The last before trainer_state.json of what makes a checkpoint whole."""
+        folder, writes = Path(output_dir), self.args.should_save
+        save_random_states(folder, self.place, writes)
+        if writes:
+            save_batches(folder, self.start, self.rows)
 
 
 class Attaching(TrainerCallback):
@@ -205,7 +216,7 @@ class AnswerTrainer(TimedTrainer):
         self.place, self.interruption = place, Interruption(place)
         callbacks = [Progress(place, self.clock), self.interruption, *proof_callbacks(place)]
         super().__init__(model=model, args=arguments, train_dataset=FeatureSet(features), callbacks=callbacks)
-        self.start = start
+        self.start, self.rows = start, len(features)
         self.plan = BatchPlan(
             global_batch=start.global_batch,
             ranks=place.world_size,
@@ -227,13 +238,6 @@ class AnswerTrainer(TimedTrainer):
             # An own generator: the global one is the dropout's, and must not depend on the loader.
             generator=torch.Generator().manual_seed(self.plan.seed),
         )
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        """The last before trainer_state.json of what makes a checkpoint whole."""
-        folder, writes = Path(output_dir), self.args.should_save
-        save_random_states(folder, self.place, writes)
-        if writes:
-            save_batches(folder, self.start, len(self.train_dataset))
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         begun = time.perf_counter()
