@@ -142,9 +142,11 @@ def launch(
         if options.dry_run:
             _show_plan(made, as_json=options.as_json)
             return None
-        if not options.as_json and trial is None:
-            _show_layout(made, layouts, backend.name or GLOO)
-        return _run(options, hosts, made, job, onlooker, trial)
+        with nullcontext(trial.interrupts) if trial else counted_interrupts() as interrupts:
+            # Counted from before it is told: a run that was told of ends as a run, with its logs.
+            if not options.as_json and trial is None:
+                _show_layout(made, layouts, backend.name or GLOO)
+            return _run(options, hosts, made, job, onlooker, trial, interrupts)
 
 
 def _planner(options: TrainOptions, least_nodes: int) -> Callable[[Ground], LaunchPlan]:
@@ -307,6 +309,7 @@ def _run(
     job: TrainJob,
     onlooker: Onlooker | None,
     trial: Trial | None,
+    interrupts: Sequence[int],
 ) -> RunOutcome:
     def note(event: Event) -> None:
         shown.show(event)
@@ -314,10 +317,7 @@ def _run(
             onlooker.feed(event)
 
     usual = display_for(as_json=options.as_json, ranks=launch.world_size, echo=not job.program.reports)
-    with (
-        nullcontext(trial.interrupts) if trial else counted_interrupts() as interrupts,
-        trial.display if trial else usual as shown,
-    ):
+    with trial.display if trial else usual as shown:
         return execute(
             hosts,
             launch,
