@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench_speed import BATCH, PLAIN_DDP, XQUAD, halves
+from tests.bench_speed import BATCH, PLAIN_DDP, XQUAD, halves, samples_per_cpu_s
 from tests.command import Command, built_stack
 
 STEPS = 20
@@ -90,11 +90,9 @@ def measure(side: Side, train: Path) -> Speed:
     )
     assert ended.code == 0, ended.out + ended.err
     events = [json.loads(line) for line in ended.out.splitlines()]
-    cpu_s = sum(event["cpu_s"] for event in events if event["event"] == "rank_summary")
     (result,) = [event for event in events if event["event"] == "result"]
     time = result["time"]
-    per_cpu = STEPS * BATCH * side.nodes / cpu_s
-    return Speed(result["samples_per_s"], per_cpu, time["all_reduce"], time["waiting"])
+    return Speed(result["samples_per_s"], samples_per_cpu_s(events), time["all_reduce"], time["waiting"])
 
 
 def spread(values: Sequence[float]) -> str:

@@ -4,7 +4,7 @@
 
 Two ranks of one thread each, pinned to a core each, 12 questions a rank and step, windows of 384 tokens. The
 sides take turns, so that what else runs on the machine slows all of them; ratios are lap by lap. A second
-ratio is of the CPU seconds used, which other load changes less. The first 3 steps do not count in the first.
+ratio is of the CPU seconds used, which other load changes less. The first 3 steps count in neither.
 
 `--stock` is a folder with run_qa.py, trainer_qa.py and utils_qa.py of transformers v5.23.0
 (examples/pytorch/question-answering), and needs `datasets` and `evaluate` in the stack or in that folder (of
@@ -22,13 +22,14 @@ import socket
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from run.rank import TCMALLOC_SETTINGS
 from tests.command import built_stack
 
 RECIPE = Path(__file__).parents[1] / "run" / "recipes" / "question_answering.py"
@@ -55,16 +56,13 @@ from pathlib import Path
 from transformers import TrainerCallback, trainer
 
 class Meter(TrainerCallback):
-    def on_train_begin(self, args, state, control, **named):
-        self.cpu, self.warm = time.process_time(), time.perf_counter()
-
     def on_step_end(self, args, state, control, **named):
         if state.global_step == 3:
-            self.warm = time.perf_counter()
+            self.cpu, self.warm = time.process_time(), time.perf_counter()
         if state.global_step == state.max_steps and args.process_index == 0:
             size = args.per_device_train_batch_size * args.world_size
             rate = size * (state.max_steps - 3) / (time.perf_counter() - self.warm)
-            cpu = size * state.max_steps / (time.process_time() - self.cpu) / args.world_size
+            cpu = size * (state.max_steps - 3) / (time.process_time() - self.cpu) / args.world_size
             print("@stock", json.dumps({"samples_per_s": rate, "samples_per_cpu_s": cpu}), flush=True)
 
 trainer.DEFAULT_CALLBACKS.append(Meter)
@@ -100,7 +98,7 @@ class Side:
     name: str
     arguments: tuple[str, ...] = ()
     cores: tuple[int, ...] = ()
-    steps: int = 15
+    steps: int = 25
     tcmalloc: bool = True
     stock: Path | None = None
 
@@ -145,7 +143,7 @@ class Bench:
             environment |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
             environment |= {"MASTER_PORT": str(PORT.number(rank))}
         if side.tcmalloc and (found := sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))):
-            environment["LD_PRELOAD"] = str(found[0])
+            environment |= {"LD_PRELOAD": str(found[0]), **TCMALLOC_SETTINGS}
         core = side.cores[rank]
         log = Path(command[-1]).with_suffix(".log") if rank == 0 else Path(os.devnull)
         with log.open("wb") as stream:
@@ -195,9 +193,14 @@ def read(text: str, side: Side, peak_gib: float) -> Found:
         json.loads(line.split(" ", 1)[1]) for line in text.splitlines() if line.startswith("@clusterctl ")
     ]
     (result,) = [event for event in events if event["event"] == "result"]
-    cpu_s = sum(event["cpu_s"] for event in events if event["event"] == "rank_summary")
-    samples = result["steps"] * BATCH * len(side.cores)
-    return Found(result["samples_per_s"], samples / cpu_s, peak_gib, result)
+    return Found(result["samples_per_s"], samples_per_cpu_s(events), peak_gib, result)
+
+
+def samples_per_cpu_s(events: Iterable[Mapping[str, Any]]) -> float:
+    """Of all ranks, which have the same number of samples, for a second of CPU time."""
+    return statistics.harmonic_mean(
+        [event["samples_per_cpu_s"] for event in events if event["event"] == "rank_summary"]
+    )
 
 
 # --- comparisons -------------------------------------------------------------------------------
@@ -280,8 +283,8 @@ def texts(questions: Path, folder: Path) -> tuple[str, ...]:
 
 def other_side(stock: Path | None) -> Side:
     if stock:
-        return Side("stock run_qa", STOCK, (0, 1), 6, False, stock)
-    return Side("all parts off", OFF, (0, 1), 6, False)
+        return Side("stock run_qa", STOCK, (0, 1), 8, False, stock)
+    return Side("all parts off", OFF, (0, 1), 8, False)
 
 
 def quality(bench: Bench, seeds: Sequence[int], train: Path, validation: Path) -> None:

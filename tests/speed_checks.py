@@ -22,7 +22,7 @@ from features import FeatureSet, Windows, collate, tokenise
 from fine_tune import SAMPLE_FILES
 from speed.batches import work
 from speed.dropout import CheapDropout, Masks, Rate, draw_mask, drop, keep
-from speed.encoder import EncoderLayer, Shape, bounds
+from speed.encoder import GRAIN, EncoderLayer, Shape, bounds
 from speed.precision import BF16, FP32, ONEDNN
 from squad import read_examples
 from torch.nn import functional
@@ -177,7 +177,7 @@ DRAWN: list[tuple[torch.Tensor, float]] = []
 
 def layer_with_dropout() -> None:
     """Output and gradients of a layer with dropout are autograd's of the plain formulas, same masks."""
-    lengths, heads, width, middle = (7, 1, 12), 4, 32, 48
+    lengths, heads, width, middle = (7, 1, 12, GRAIN, 37), 4, 32, 48
     torch.manual_seed(0)
     sizes = [(width, width), (width,)] * 4 + [(width,)] * 2
     sizes += [(middle, width), (middle,), (width, middle), (width,), (width,), (width,)]
@@ -203,9 +203,10 @@ def plain_layer(x, lengths, heads, weights):
     wq, bq, wk, bk, wv, bv, wo, bo, n1, c1, wu, bu, wd, bd, n2, c2 = weights
     drawn = iter(DRAWN)
 
-    def dropped(values):
+    def dropped(values, padded=None):
         mask, scale = next(drawn)
-        return values * (mask.view(values.shape) != 0) * scale
+        kept = (mask != 0).view(padded or values.shape)[tuple(slice(size) for size in values.shape)]
+        return values * kept * scale
 
     attended = []
     for rows in x.split(list(lengths)):
@@ -214,7 +215,8 @@ def plain_layer(x, lengths, heads, weights):
             for weight, bias in ((wq, bq), (wk, bk), (wv, bv))
         )
         scores = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])).softmax(-1)
-        attended.append((dropped(scores) @ v).transpose(0, 1).reshape(len(rows), -1))
+        padded = -(-len(rows) // GRAIN) * GRAIN
+        attended.append((dropped(scores, (heads, padded, padded)) @ v).transpose(0, 1).reshape(len(rows), -1))
     output = dropped(functional.linear(torch.cat(attended), wo, bo))
     half = functional.layer_norm(output + x, x.shape[1:], n1, c1, 1e-12)
     down = dropped(functional.linear(functional.gelu(functional.linear(half, wu, bu)), wd, bd))

@@ -9,6 +9,7 @@ from typing import Any
 from run.job import OUTPUT_FOLDER, TrainJob
 from run.launchers.pod_files import FILES_FOLDER, file_items
 from run.launchers.pod_settings import SHARED_MEMORY, WORKSPACE, KubernetesSettings
+from run.rank import TCMALLOC_SETTINGS
 
 Manifest = Mapping[str, Any]
 MOST_NAME = 45
@@ -108,7 +109,7 @@ def _preloaded(settings: KubernetesSettings) -> Mapping[str, str]:
         return {}
     found = {"LD_PRELOAD": ":".join(settings.preload)}
     if any("tcmalloc" in path for path in settings.preload):
-        found["TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD"] = str(1 << 50)  # else it reports each one over 1 GiB
+        found |= TCMALLOC_SETTINGS
     if any("iomp" in path for path in settings.preload):
         found["KMP_BLOCKTIME"] = "1"
     return found

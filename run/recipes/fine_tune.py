@@ -282,7 +282,7 @@ def report_rates(trainer: TimedTrainer, features: int, place: Place) -> dict[str
         "train_s": round(clock.train_s, 3),
         "samples_per_s": round(clock.samples_per_s, 3),
         "forward_s": round(clock.forward_s, 3),
-        "cpu_s": round(clock.cpu_s, 3),
+        "samples_per_cpu_s": round(clock.samples_per_cpu_s, 3),
     }
     from_all = gather(place, mine)
     for rank, values in enumerate(from_all):

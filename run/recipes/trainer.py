@@ -159,6 +159,13 @@ class TimedTrainer(Trainer):
         self.parts: list[str] = []
         self.add_callback(Attaching(self))
 
+    def _wrap_model(self, *arguments, **named):
+        """DDP takes the gradients to where it sends them from, instead of copying them there and back."""
+        model = super()._wrap_model(*arguments, **named)
+        if self.accelerator.ddp_handler is not None:
+            self.accelerator.ddp_handler.gradient_as_bucket_view = True
+        return model
+
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         begun = time.perf_counter()
         found = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -265,14 +272,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.features = self.steps = self.warm_features = 0
-        self.forward_s = self.train_s = self.cpu_s = 0.0
+        self.forward_s = self.train_s = 0.0
         self.begun = self.warm = self.last = time.perf_counter()
-        self.cpu_begun = time.process_time()
+        self.cpu_warm = self.cpu_last = time.process_time()
         self.times = speed.StepTimes()
 
     def start(self) -> None:
         self.begun = self.warm = self.last = time.perf_counter()
-        self.cpu_begun = time.process_time()
+        self.cpu_warm = self.cpu_last = time.process_time()
         self.times.start()
 
     def add(self, features: int, forward_s: float) -> None:
@@ -283,16 +290,22 @@ class Clock:
     def step(self) -> None:
         self.steps += 1
         self.times.step()
-        self.last = time.perf_counter()
-        self.train_s, self.cpu_s = self.last - self.begun, time.process_time() - self.cpu_begun
+        self.last, self.cpu_last = time.perf_counter(), time.process_time()
+        self.train_s = self.last - self.begun
         if self.steps == WARM_UP_STEPS:
-            self.warm, self.warm_features = self.last, self.features
+            self.warm, self.cpu_warm, self.warm_features = self.last, self.cpu_last, self.features
 
     @property
     def samples_per_s(self) -> float:
         """Features a second of this rank after the warm-up; over all steps where they are fewer."""
         counted = self.features - self.warm_features
         return counted / max(self.last - self.warm, 1e-9) if self.steps > WARM_UP_STEPS else self.overall
+
+    @property
+    def samples_per_cpu_s(self) -> float:
+        """Features of this rank for a second of its process's CPU time, after the warm-up too."""
+        counted = self.features - self.warm_features if self.steps > WARM_UP_STEPS else self.features
+        return counted / max(self.cpu_last - self.cpu_warm, 1e-9)
 
     @property
     def overall(self) -> float:

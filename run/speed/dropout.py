@@ -68,7 +68,12 @@ def keep(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     A product with a mask of bool takes eight times as long.
     """
     words = WORDS[values.element_size()]
-    return (values.view(words) & mask.view(values.shape).to(words)).view(values.dtype)
+    return (values.view(words) & widened(mask, values)).view(values.dtype)
+
+
+def widened(mask: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The mask in the shape and width of `values`, for those who use it twice."""
+    return mask.view(values.shape).to(WORDS[values.element_size()])
 
 
 class CheapDropout(nn.Dropout):

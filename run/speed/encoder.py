@@ -7,7 +7,7 @@ One autograd function with its backward written out, because then
 1. query, key and value are one product instead of three;
 2. masks, scales and sums happen in place, in the layer's own type: under bf16 nothing becomes fp32 on the
    way, except inside LayerNorm, softmax and the products' sums;
-3. what backward needs is kept once: scores are kept as probabilities with and without what was dropped.
+3. what backward needs is kept once: scores as probabilities, and a byte each for what was dropped.
 
 A sequence at a time: the scores of one (12 heads x 182 x 182 in bf16 are 0.8 MB) stay in a core's L2
 cache through softmax, mask and both products.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.function import once_differentiable
 
-from .dropout import Masks, keep
+from .dropout import Masks, keep, widened
 
 aten = torch.ops.aten
 
@@ -57,14 +57,14 @@ class EncoderLayer(torch.autograd.Function):
     def forward(ctx, x: torch.Tensor, shape: Shape, *weights: torch.Tensor) -> torch.Tensor:
         kind = x.dtype
         wq, bq, wk, bk, wv, bv, *others = weights
-        w_in, b_in = torch.cat([wq, wk, wv]).to(kind), torch.cat([bq, bk, bv]).to(kind)
+        w_in = torch.cat([weight.to(kind) for weight in (wq, wk, wv)])
+        b_in = torch.cat([bias.to(kind) for bias in (bq, bk, bv)])
         wo, bo, n1, c1, wu, bu, wd, bd, n2, c2 = others
         wo, wu, wd = (weight.to(kind) for weight in (wo, wu, wd))
         bo, bu, bd = (bias.to(kind) for bias in (bo, bu, bd))
         size = [x.shape[1]]
 
-        heads_first = split_heads(torch.addmm(b_in, x, w_in.t()), shape.heads)
-        attended, probabilities = attend(heads_first, shape)
+        attended, pieces = attend(torch.addmm(b_in, x, w_in.t()), shape)
         sum1, mask1, scale1 = add_dropped(torch.addmm(bo, attended, wo.t()), x, shape, 1)
         middle, mean1, rstd1 = torch.native_layer_norm(sum1, size, n1, c1, shape.eps[0])
         up = torch.addmm(bu, middle, wu.t())
@@ -73,9 +73,9 @@ class EncoderLayer(torch.autograd.Function):
         out, mean2, rstd2 = torch.native_layer_norm(sum2, size, n2, c2, shape.eps[1])
         if shape.training:
             ctx.shape, ctx.scales, ctx.kinds = shape, (scale1, scale2), [weight.dtype for weight in weights]
-            ctx.probabilities = probabilities
+            ctx.pieces = pieces
             ctx.save_for_backward(
-                *(x, w_in, heads_first, attended, wo, n1, c1, mask1, sum1, mean1, rstd1),
+                *(x, w_in, attended, wo, n1, c1, mask1, sum1, mean1, rstd1),
                 *(middle, wu, up, active, wd, n2, c2, mask2, sum2, mean2, rstd2),
             )
         return out
@@ -83,7 +83,7 @@ class EncoderLayer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, w_in, heads_first, attended, wo, n1, c1, mask1, sum1, mean1, rstd1, *others = ctx.saved_tensors
+        x, w_in, attended, wo, n1, c1, mask1, sum1, mean1, rstd1, *others = ctx.saved_tensors
         middle, wu, up, active, wd, n2, c2, mask2, sum2, mean2, rstd2 = others
         shape, (scale1, scale2) = ctx.shape, ctx.scales
         size, all_three = [x.shape[1]], [True, True, True]
@@ -101,8 +101,8 @@ class EncoderLayer(torch.autograd.Function):
         )
         d_output = masked(d_sum, mask1, scale1)
         d_wo, d_bo = d_output.t() @ attended, d_output.sum(0)
-        d_in = attend_backward(d_output @ wo, attended, heads_first, ctx.probabilities, shape)
-        ctx.probabilities = None
+        d_in = attend_backward(d_output @ wo, ctx.pieces, shape)
+        ctx.pieces = None
         d_w, d_b = (d_in.t() @ x).chunk(3), d_in.sum(0).chunk(3)
         d_x = torch.addmm(d_sum, d_in, w_in)
         grads = (d_w[0], d_b[0], d_w[1], d_b[1], d_w[2], d_b[2], d_wo, d_bo, d_n1, d_c1)
@@ -130,73 +130,86 @@ def masked(grad: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch
 
 # --- attention ---------------------------------------------------------------------------------
 
-
-def split_heads(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """(T, 3 H) -> (3, heads, T, D), contiguous."""
-    return rows.view(len(rows), 3, heads, -1).permute(1, 2, 0, 3).contiguous()
-
-
-def join_heads(heads_first: torch.Tensor) -> torch.Tensor:
-    """(3, heads, T, D) -> (T, 3 H)."""
-    return heads_first.permute(2, 0, 1, 3).reshape(heads_first.shape[2], -1)
+GRAIN = 32
+"""Attention pads each sequence to a multiple of this. oneDNN makes a kernel for every shape of a product (0.2
+ms each) and keeps 1024; sequences of hundreds of lengths would need more. Vectors of 32 bf16 fit then, too.
+"""
 
 
-Probabilities = list[tuple[torch.Tensor, torch.Tensor, float]]
-"""For each sequence its probabilities, the same with dropped ones zero, and the scale of the kept."""
+@dataclass(frozen=True)
+class Attended:
+    """What backward needs of a sequence's attention: queries, keys and values (3, heads, L, D), probabilities
+    (heads, L, L), which of these were kept, and by what those were scaled.
+    """
+
+    parts: torch.Tensor
+    probabilities: torch.Tensor
+    mask: torch.Tensor | None
+    scale: float
 
 
-def attend(heads_first: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, Probabilities]:
-    """Attention's output (T, H), and for backward the probabilities (heads, L, L) of each sequence."""
-    query, key, value = heads_first
-    heads, rows, width = query.shape
-    out = query.new_empty(rows, heads, width)
-    kept: Probabilities = []
+def attend(rows: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, list[Attended]]:
+    """Attention's output (T, H) for queries, keys and values (T, 3 H); 0 for rows of no sequence."""
+    out = rows.new_empty(len(rows), rows.shape[1] // 3)
+    out[shape.bounds[-1] :] = 0
+    done: list[Attended] = []
     for begin, end in shape.pieces:
-        q, k, v = query[:, begin:end], key[:, begin:end], value[:, begin:end]
-        probabilities = softmax(scaled(q, k.transpose(1, 2), width**-0.5))
+        parts = by_head(rows[begin:end], 3, shape.heads)
+        query, key, value = parts
+        scores = scaled(query, key.transpose(1, 2), query.shape[2] ** -0.5)
+        scores[:, :, end - begin :] = -torch.inf
+        probabilities = softmax(scores)
         mask, scale = shape.masks.draw(probabilities.numel(), shape.rates[0])
         dropped = probabilities if mask is None else keep(probabilities, mask)
-        out[begin:end] = scaled(dropped, v, scale).transpose(0, 1)
+        put_by_row(scaled(dropped, value, scale)[None], out[begin:end])
         if shape.training:
-            kept.append((probabilities, dropped, scale))
-    return out.view(rows, -1), kept
+            done.append(Attended(parts, probabilities, mask, scale))
+    return out, done
 
 
-def attend_backward(
-    d_out: torch.Tensor,
-    out: torch.Tensor,
-    heads_first: torch.Tensor,
-    kept: Probabilities,
-    shape: Shape,
+def attend_backward(d_out: torch.Tensor, done: Sequence[Attended], shape: Shape) -> torch.Tensor:
+    """Gradient of the rows (T, 3 H) of queries, keys and values."""
+    d_rows = d_out.new_empty(len(d_out), 3 * d_out.shape[1])
+    d_rows[shape.bounds[-1] :] = 0
+    for (begin, end), one in zip(shape.pieces, done, strict=True):
+        query, key, value = one.parts
+        (d_output,) = by_head(d_out[begin:end], 1, shape.heads)
+        d_output *= one.scale
+        dropped, d_dropped = one.probabilities, torch.bmm(d_output, value.transpose(1, 2))
+        if one.mask is not None:
+            mask = widened(one.mask, dropped)
+            dropped, d_dropped = keep(dropped, mask), keep(d_dropped, mask)
+        d_scores = aten._softmax_backward_data(d_dropped, one.probabilities, -1, d_out.dtype)
+        d_parts = torch.empty_like(one.parts)
+        scaled(d_scores, key, query.shape[2] ** -0.5, d_parts[0])
+        scaled(d_scores.transpose(1, 2), query, query.shape[2] ** -0.5, d_parts[1])
+        torch.bmm(dropped.transpose(1, 2), d_output, out=d_parts[2])
+        put_by_row(d_parts, d_rows[begin:end])
+    return d_rows
+
+
+def by_head(rows: torch.Tensor, parts: int, heads: int) -> torch.Tensor:
+    """(L, parts H) -> (parts, heads, L, D), contiguous, L padded with zeros to a multiple of GRAIN."""
+    found = rows.view(len(rows), parts, heads, -1)
+    padded = found.new_zeros(parts, heads, -(-len(rows) // GRAIN) * GRAIN, found.shape[3])
+    padded[:, :, : len(rows)] = found.permute(1, 2, 0, 3)
+    return padded
+
+
+def put_by_row(parts: torch.Tensor, rows: torch.Tensor) -> None:
+    """(parts, heads, L, D), L padded, into `rows` (L, parts H)."""
+    into = rows.view(len(rows), parts.shape[0], parts.shape[1], -1)
+    into.copy_(parts[:, :, : len(rows)].permute(2, 0, 1, 3))
+
+
+def scaled(
+    left: torch.Tensor, right: torch.Tensor, scale: float, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Gradient of the rows (T, 3 H) of queries, keys and values.
-
-    With P the probabilities, Q those after dropout and dQ the gradient of Q, that of the scores is
-    Q dQ - P delta, where delta = rowsum(P dP) = rowsum(out d_out): no mask is needed.
-    """
-    heads, rows, width = heads_first.shape[1:]
-    d_all = torch.empty_like(heads_first)
-    by_head = d_out.view(rows, heads, width).transpose(0, 1)
-    delta = (d_out * out).view(rows, heads, width).sum(-1).t().contiguous().unsqueeze(-1)
-    for (begin, end), (probabilities, dropped, scale) in zip(shape.pieces, kept, strict=True):
-        q, k, v = heads_first[:, :, begin:end]
-        d_o = by_head[:, begin:end].contiguous()
-        if scale != 1:
-            d_o *= scale
-        d_all[2, :, begin:end] = torch.bmm(dropped.transpose(1, 2), d_o)
-        d_scores = torch.bmm(d_o, v.transpose(1, 2)).mul_(dropped)
-        d_scores.sub_(probabilities * delta[:, begin:end])
-        d_all[0, :, begin:end] = scaled(d_scores, k, width**-0.5)
-        d_all[1, :, begin:end] = scaled(d_scores.transpose(1, 2), q, width**-0.5)
-    return join_heads(d_all)
-
-
-def scaled(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
     """scale * left @ right, batched; the product itself applies the scale."""
     if scale == 1:
-        return torch.bmm(left, right)
+        return torch.bmm(left, right, out=out)
     nothing = left.new_empty(1).expand(len(left), left.shape[1], right.shape[2])
-    return torch.baddbmm(nothing, left, right, beta=0, alpha=scale)
+    return torch.baddbmm(nothing, left, right, beta=0, alpha=scale, out=out)
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from .dropout import CheapDropout, Masks
-from .encoder import GELU, EncoderLayer, Shape, bounds
+from .encoder import GELU, GRAIN, EncoderLayer, Shape, bounds
 
 
 class Unsupported(Exception):
@@ -178,12 +178,13 @@ class Unpadded:
         """(T, H) through all layers, in autocast's type where that is on."""
         if torch.is_autocast_enabled("cpu"):
             rows = rows.to(torch.get_autocast_dtype("cpu"))
-        places = bounds(lengths)
+        places, count = bounds(lengths), len(rows)
+        rows = nn.functional.pad(rows, (0, 0, 0, -count % GRAIN))
         with torch.autocast("cpu", enabled=False):
             for layer in self.find_layers(self.base):
                 shape = layer.shape(places, self.heads, self.gelu)
                 rows = EncoderLayer.apply(rows, shape, *layer.weights())
-        return rows
+        return rows[:count]
 
     def output(self, hidden: torch.Tensor):
         """What the stock forward returns."""
