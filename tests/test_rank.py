@@ -173,6 +173,7 @@ def test_tcmalloc_is_preloaded_where_it_is_installed(start_rank: Start) -> None:
         pytest.skip("no tcmalloc here")
     about = shown(output_of(start_rank(SHOW)))
     assert "libtcmalloc" in about["env"]["LD_PRELOAD"]
+    assert about["env"]["TCMALLOC_RELEASE_RATE"] == "0", "memory that goes back comes with page faults"
 
 
 def test_without_tcmalloc_glibc_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

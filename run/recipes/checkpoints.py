@@ -230,8 +230,9 @@ def batch_to_keep(folder: str, a_rank: int, ranks: int) -> int:
     wanted = before.get("global_batch", a_rank * ranks)
     if wanted != a_rank * ranks and before.get("a_rank") != a_rank:
         raise UserError(
-            f"{folder} has a global batch of {wanted}, {ranks} ranks make one of {a_rank * ranks}: "
-            + ways_to(wanted, ranks)
+            f"{folder} has a global batch of {wanted}, {ranks} ranks make one of {a_rank * ranks}: give "
+            f"--per_device_train_batch_size times --gradient_accumulation_steps = {before['a_rank']}, as it "
+            "had; then any number of ranks keeps its global batch"
         )
     return wanted
 
@@ -244,21 +245,6 @@ def require_same_features(folder: str, features: int) -> None:
             f"{folder} was made from {before} windows, there are {features} now: give the same questions and "
             "--max_seq_length, or begin anew"
         )
-
-
-def ways_to(global_batch: int, ranks: int) -> str:
-    """How so many ranks come to a global batch.
-
-    >>> ways_to(16, 4)
-    'give --per_device_train_batch_size 4 --gradient_accumulation_steps 1'
-    >>> ways_to(16, 3)
-    'use 1, 2, 4, 8 or 16 ranks'
-    """
-    if global_batch % ranks == 0:
-        each = global_batch // ranks
-        return f"give --per_device_train_batch_size {each} --gradient_accumulation_steps 1"
-    fitting = [str(count) for count in range(1, global_batch + 1) if global_batch % count == 0]
-    return f"use {', '.join(fitting[:-1])} or {fitting[-1]} ranks"
 
 
 # --- when --------------------------------------------------------------------------------------
