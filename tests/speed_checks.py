@@ -177,12 +177,12 @@ DRAWN: list[tuple[torch.Tensor, float]] = []
 
 def layer_with_dropout() -> None:
     """Output and gradients of a layer with dropout are autograd's of the plain formulas, same masks."""
-    lengths, heads, width, middle = (7, 1, 12, GRAIN, 37), 4, 32, 48
+    lengths, heads, width, middle = (7, 1, 12, GRAIN, 0, 37), 4, 32, 48
     torch.manual_seed(0)
     sizes = [(width, width), (width,)] * 4 + [(width,)] * 2
     sizes += [(middle, width), (middle,), (width, middle), (width,), (width,), (width,)]
     weights = [torch.randn(size, dtype=torch.float64).mul_(0.3).requires_grad_() for size in sizes]
-    x = torch.randn(sum(lengths), width, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(sum(lengths) + 3, width, dtype=torch.float64, requires_grad=True)  # 3 of no sequence
     for cheap in (True, False):
         DRAWN.clear()
         masks = Repeated(cheap)
@@ -209,14 +209,17 @@ def plain_layer(x, lengths, heads, weights):
         return values * kept * scale
 
     attended = []
-    for rows in x.split(list(lengths)):
+    for rows in x[: sum(lengths)].split(list(lengths)):
         q, k, v = (
-            functional.linear(rows, weight, bias).view(len(rows), heads, -1).transpose(0, 1)
+            functional.linear(rows, weight, bias).view(len(rows), heads, len(weight) // heads).transpose(0, 1)
             for weight, bias in ((wq, bq), (wk, bk), (wv, bv))
         )
         scores = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])).softmax(-1)
         padded = -(-len(rows) // GRAIN) * GRAIN
-        attended.append((dropped(scores, (heads, padded, padded)) @ v).transpose(0, 1).reshape(len(rows), -1))
+        attended.append(
+            (dropped(scores, (heads, padded, padded)) @ v).transpose(0, 1).reshape(len(rows), len(wv))
+        )
+    attended.append(x.new_zeros(len(x) - sum(lengths), len(wv)))
     output = dropped(functional.linear(torch.cat(attended), wo, bo))
     half = functional.layer_norm(output + x, x.shape[1:], n1, c1, 1e-12)
     down = dropped(functional.linear(functional.gelu(functional.linear(half, wu, bu)), wd, bd))

@@ -33,8 +33,8 @@ GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 class Shape:
     """What one call of a layer needs to know beside its tensors.
 
-    `bounds`: first row of each sequence and, last, the number of rows. Rates: of probabilities, of the
-    attention's output, of the MLP's output.
+    `bounds`: first row of each sequence and, last, the end of the last one; rows behind it belong to none.
+    Rates: of probabilities, of the attention's output, of the MLP's output.
     """
 
     bounds: tuple[int, ...]
@@ -190,7 +190,7 @@ def attend_backward(d_out: torch.Tensor, done: Sequence[Attended], shape: Shape)
 
 def by_head(rows: torch.Tensor, parts: int, heads: int) -> torch.Tensor:
     """(L, parts H) -> (parts, heads, L, D), contiguous, L padded with zeros to a multiple of GRAIN."""
-    found = rows.view(len(rows), parts, heads, -1)
+    found = rows.view(len(rows), parts, heads, rows.shape[1] // (parts * heads))
     padded = found.new_empty(parts, heads, -(-len(rows) // GRAIN) * GRAIN, found.shape[3])
     padded[:, :, : len(rows)] = found.permute(1, 2, 0, 3)
     padded[:, :, len(rows) :] = 0
@@ -199,7 +199,7 @@ def by_head(rows: torch.Tensor, parts: int, heads: int) -> torch.Tensor:
 
 def put_by_row(parts: torch.Tensor, rows: torch.Tensor) -> None:
     """(parts, heads, L, D), L padded, into `rows` (L, parts H)."""
-    into = rows.view(len(rows), parts.shape[0], parts.shape[1], -1)
+    into = rows.view(len(rows), parts.shape[0], parts.shape[1], parts.shape[3])
     into.copy_(parts[:, :, : len(rows)].permute(2, 0, 1, 3))
 
 
@@ -214,7 +214,7 @@ def scaled(
 
 
 def bounds(lengths: Sequence[int]) -> tuple[int, ...]:
-    """First row of each sequence and the number of rows.
+    """First row of each sequence and the end of the last.
 
     >>> bounds([3, 2])
     (0, 3, 5)
