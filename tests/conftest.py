@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from tests.command import Command, built_stack
 from tests.ec2_command import Ec2Command
 from tests.ec2sim import World
 from tests.local_nodes import LocalCluster, make_key
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in a shell's background: what the tests start would ignore their Ctrl-C too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
