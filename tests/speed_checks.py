@@ -27,7 +27,7 @@ from speed.precision import BF16, FP32, ONEDNN
 from squad import read_examples
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from trainer import load_model, load_tokenizer
+from trainer import WARM_UP_STEPS, Clock, load_model, load_tokenizer
 from transformers import (
     AlbertConfig,
     AutoModelForQuestionAnswering,
@@ -443,6 +443,27 @@ def advice() -> None:
     assert "rank 1" in advise(dataclasses.replace(well, waiting=0.3, all_reduce=0.2), "glibc")
     assert "accumulation" in advise(dataclasses.replace(well, all_reduce=0.2), "tcmalloc")
     assert "workers" in advise(dataclasses.replace(well, data=0.2), "tcmalloc")
+
+
+def rates_of_runs_short_and_long() -> None:
+    """The warm-up is left out where there are more steps, and counts where there are none."""
+    clock = Clock()
+    for _ in range(WARM_UP_STEPS):
+        count_a_step(clock)
+    assert clock.samples_per_s == 6 * WARM_UP_STEPS / clock.train_s
+    assert clock.samples_per_cpu_s < 6 * WARM_UP_STEPS / 0.01, "CPU seconds of these steps, not of none"
+    warm = clock.last
+    count_a_step(clock)
+    assert clock.samples_per_s == 6 / (clock.last.wall_s - warm.wall_s)
+    assert clock.samples_per_cpu_s == 6 / (clock.last.cpu_s - warm.cpu_s)
+
+
+def count_a_step(clock: Clock) -> None:
+    begun = time.process_time()
+    while time.process_time() < begun + 0.01:
+        pass
+    clock.add(6, 0.0)
+    clock.step()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ CHECKS = Path(__file__).with_name("speed_checks.py")
         "precision",
         "time_is_split",
         "operations_are_counted",
+        "rates_of_runs_short_and_long",
         "advice",
     ],
 )

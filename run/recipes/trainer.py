@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -267,19 +268,26 @@ WARM_UP_STEPS = 3
 """The first steps allocate memory and choose kernels; rates leave them out."""
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Features of one rank so far, and its clocks."""
+
+    features: int
+    wall_s: float
+    cpu_s: float
+
+
 class Clock:
     """Features and seconds of one rank's training."""
 
     def __init__(self) -> None:
-        self.features = self.steps = self.warm_features = 0
-        self.forward_s = self.train_s = 0.0
-        self.begun = self.warm = self.last = time.perf_counter()
-        self.cpu_warm = self.cpu_last = time.process_time()
+        self.features = self.steps = 0
+        self.forward_s = 0.0
         self.times = speed.StepTimes()
+        self.start()
 
     def start(self) -> None:
-        self.begun = self.warm = self.last = time.perf_counter()
-        self.cpu_warm = self.cpu_last = time.process_time()
+        self.begun = self.warm = self.last = self._read()
         self.times.start()
 
     def add(self, features: int, forward_s: float) -> None:
@@ -290,26 +298,32 @@ class Clock:
     def step(self) -> None:
         self.steps += 1
         self.times.step()
-        self.last, self.cpu_last = time.perf_counter(), time.process_time()
-        self.train_s = self.last - self.begun
+        self.last = self._read()
         if self.steps == WARM_UP_STEPS:
-            self.warm, self.cpu_warm, self.warm_features = self.last, self.cpu_last, self.features
+            self.warm = self.last
+
+    @property
+    def train_s(self) -> float:
+        return self.last.wall_s - self.begun.wall_s
 
     @property
     def samples_per_s(self) -> float:
-        """Features a second of this rank after the warm-up; over all steps where they are fewer."""
-        counted = self.features - self.warm_features
-        return counted / max(self.last - self.warm, 1e-9) if self.steps > WARM_UP_STEPS else self.overall
+        """Features a second of this rank after the warm-up; over all steps where they are no more."""
+        since = self._counted_from
+        return (self.last.features - since.features) / max(self.last.wall_s - since.wall_s, 1e-9)
 
     @property
     def samples_per_cpu_s(self) -> float:
-        """Features of this rank for a second of its process's CPU time, after the warm-up too."""
-        counted = self.features - self.warm_features if self.steps > WARM_UP_STEPS else self.features
-        return counted / max(self.cpu_last - self.cpu_warm, 1e-9)
+        """The same for a second of its process's CPU time."""
+        since = self._counted_from
+        return (self.last.features - since.features) / max(self.last.cpu_s - since.cpu_s, 1e-9)
 
     @property
-    def overall(self) -> float:
-        return self.features / max(self.last - self.begun, 1e-9)
+    def _counted_from(self) -> Reading:
+        return self.warm if self.steps > WARM_UP_STEPS else self.begun
+
+    def _read(self) -> Reading:
+        return Reading(self.features, time.perf_counter(), time.process_time())
 
 
 class Progress(TrainerCallback):
@@ -330,9 +344,9 @@ class Progress(TrainerCallback):
         clock = self.clock
         clock.step()
         ended = state.global_step == state.max_steps
-        if clock.last - self.reported < 1 and not ended:
+        if clock.last.wall_s - self.reported < 1 and not ended:
             return
-        self.reported = clock.last
+        self.reported = clock.last.wall_s
         eta_s = clock.train_s / clock.steps * (state.max_steps - state.global_step)
         self.place.emit(
             "progress",
