@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from arguments import ArgumentsError, ModelArguments, parse
 from checkpoints import (
+    BATCHES,
     Start,
     batch_to_keep,
     chunks,
@@ -195,6 +196,8 @@ def other_batches() -> None:
         require_same_features(folder, 60)
         assert "gradient_accumulation_steps = 4, as it had" in refused(partial(batch_to_keep, folder, 3, 2))
         assert "60 windows" in refused(partial(require_same_features, folder, 61))
+        (Path(folder) / BATCHES).write_text('{"global_batch": 16}')  # as checkpoints of earlier versions
+        assert "gradient_accumulation_steps, as it had" in refused(partial(batch_to_keep, folder, 3, 2))
     assert [size >> 20 for size in chunks(130 << 20)] == [64, 64, 2]
 
 

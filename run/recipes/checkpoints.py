@@ -229,9 +229,10 @@ def batch_to_keep(folder: str, a_rank: int, ranks: int) -> int:
     before = read_batches(folder)
     wanted = before.get("global_batch", a_rank * ranks)
     if wanted != a_rank * ranks and before.get("a_rank") != a_rank:
+        known = f" = {before['a_rank']}" if "a_rank" in before else ""  # earlier checkpoints do not say
         raise UserError(
             f"{folder} has a global batch of {wanted}, {ranks} ranks make one of {a_rank * ranks}: give "
-            f"--per_device_train_batch_size times --gradient_accumulation_steps = {before['a_rank']}, as it "
+            f"--per_device_train_batch_size times --gradient_accumulation_steps{known}, as it "
             "had; then any number of ranks keeps its global batch"
         )
     return wanted
