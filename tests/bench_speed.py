@@ -290,7 +290,7 @@ def other_side(stock: Path | None) -> Side:
 def quality(bench: Bench, seeds: Sequence[int], train: Path, validation: Path) -> None:
     """EM and F1 of all parts on, and of those off that change more than rounding in fp32 (INEXACT).
 
-    Three epochs on two ranks, so sent gradients and dealt batches are in it.
+    Three epochs of BATCH questions a step on two ranks, so sent gradients and dealt batches are in it.
     """
     files = ("--train_file", str(train), "--validation_file", str(validation))
     files += ("--num_train_epochs", "3", "--learning_rate", "1e-4")
@@ -354,7 +354,7 @@ def main() -> None:
             found = compare(begin, PRETRAINING, options.laps, *texts(options.questions, folder))
             show("Pretraining, MiniLM-L6, full rows of 128, two ranks of one core", found, "parts off")
         if options.quality:
-            quality(replace(bench, batch=6), options.quality, train, validation)
+            quality(replace(bench, batch=BATCH // 2), options.quality, train, validation)
 
 
 if __name__ == "__main__":

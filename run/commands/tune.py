@@ -54,8 +54,8 @@ def tune(options: TrainOptions) -> int:
     _warn_of_unreadable()
     logs = options.runs_folder / TRIALS_FOLDER
     report = Report(space, options.program, logs, shares_machine, as_json=options.as_json)
-    report.begin()
     with counted_interrupts() as interrupts:
+        report.begin()
         rows = _Tuning(options, space, report, logs, interrupts).run()
     verdict = judge(rows) if rows else None
     if verdict is not None:

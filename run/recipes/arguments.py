@@ -76,7 +76,7 @@ class RunArguments(TrainingArguments):
         metadata={"nargs": "?", "const": "true", "help": "A checkpoint, or true: the last in output_dir."},
     )
     ddp_backend: str | None = field(default="gloo", metadata={"choices": ["gloo", "ccl", "auto"]})
-    # By length is 1.4 times as fast, even without padding, and costs 4 EM and 5 F1 (docs/speed.md).
+    # By length costs 4 EM and 5 F1, and without padding it spares little (docs/speed.md).
     train_sampling_strategy: str = field(
         default="random", metadata={"choices": ["random", "group_by_length"]}
     )

@@ -64,7 +64,7 @@ class EncoderLayer(torch.autograd.Function):
         bo, bu, bd = (bias.to(kind) for bias in (bo, bu, bd))
         size = [x.shape[1]]
 
-        attended, pieces = attend(torch.addmm(b_in, x, w_in.t()), shape)
+        attended, kept = attend(torch.addmm(b_in, x, w_in.t()), shape)
         sum1, mask1, scale1 = add_dropped(torch.addmm(bo, attended, wo.t()), x, shape, 1)
         middle, mean1, rstd1 = torch.native_layer_norm(sum1, size, n1, c1, shape.eps[0])
         up = torch.addmm(bu, middle, wu.t())
@@ -73,7 +73,7 @@ class EncoderLayer(torch.autograd.Function):
         out, mean2, rstd2 = torch.native_layer_norm(sum2, size, n2, c2, shape.eps[1])
         if shape.training:
             ctx.shape, ctx.scales, ctx.kinds = shape, (scale1, scale2), [weight.dtype for weight in weights]
-            ctx.pieces = pieces
+            ctx.kept = kept
             ctx.save_for_backward(
                 *(x, w_in, attended, wo, n1, c1, mask1, sum1, mean1, rstd1),
                 *(middle, wu, up, active, wd, n2, c2, mask2, sum2, mean2, rstd2),
@@ -101,8 +101,8 @@ class EncoderLayer(torch.autograd.Function):
         )
         d_output = masked(d_sum, mask1, scale1)
         d_wo, d_bo = d_output.t() @ attended, d_output.sum(0)
-        d_in = attend_backward(d_output @ wo, ctx.pieces, shape)
-        ctx.pieces = None
+        d_in = attend_backward(d_output @ wo, ctx.kept, shape)
+        ctx.kept = None
         d_w, d_b = (d_in.t() @ x).chunk(3), d_in.sum(0).chunk(3)
         d_x = torch.addmm(d_sum, d_in, w_in)
         grads = (d_w[0], d_b[0], d_w[1], d_b[1], d_w[2], d_b[2], d_wo, d_bo, d_n1, d_c1)
@@ -152,7 +152,7 @@ def attend(rows: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, list[Attende
     """Attention's output (T, H) for queries, keys and values (T, 3 H); 0 for rows of no sequence."""
     out = rows.new_empty(len(rows), rows.shape[1] // 3)
     out[shape.bounds[-1] :] = 0
-    done: list[Attended] = []
+    kept: list[Attended] = []
     for begin, end in shape.pieces:
         parts = by_head(rows[begin:end], 3, shape.heads)
         query, key, value = parts
@@ -163,15 +163,15 @@ def attend(rows: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, list[Attende
         dropped = probabilities if mask is None else keep(probabilities, mask)
         put_by_row(scaled(dropped, value, scale)[None], out[begin:end])
         if shape.training:
-            done.append(Attended(parts, probabilities, mask, scale))
-    return out, done
+            kept.append(Attended(parts, probabilities, mask, scale))
+    return out, kept
 
 
-def attend_backward(d_out: torch.Tensor, done: Sequence[Attended], shape: Shape) -> torch.Tensor:
+def attend_backward(d_out: torch.Tensor, kept: Sequence[Attended], shape: Shape) -> torch.Tensor:
     """Gradient of the rows (T, 3 H) of queries, keys and values."""
     d_rows = d_out.new_empty(len(d_out), 3 * d_out.shape[1])
     d_rows[shape.bounds[-1] :] = 0
-    for (begin, end), one in zip(shape.pieces, done, strict=True):
+    for (begin, end), one in zip(shape.pieces, kept, strict=True):
         query, key, value = one.parts
         (d_output,) = by_head(d_out[begin:end], 1, shape.heads)
         d_output *= one.scale
